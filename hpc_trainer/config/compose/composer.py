@@ -262,11 +262,13 @@ class Composer:
         return f"{override.input_line}: a choice of {key} must be a name. {_valid(str(value), self.choices(key))}"
 
     def _hidden_file(self, group: str, name: str) -> str | None:
-        """Return the problem of a choice that two folders have with different contents: only the first would count."""
-        files = [folder / group / f"{name}.yaml" for folder in (conf_dir(), *self._config_dirs)]
-        present = [file for file in dict.fromkeys(files) if file.is_file()]
-        first = present[0] if present else None
-        other = next((file for file in present[1:] if first is not None and not _is_copy(file, first)), None)
+        """Return the problem of a user's file that a shipped one with other content hides.
+
+        Of the user's own folders the first that has the file counts: options before the project file.
+        """
+        first = conf_dir() / group / f"{name}.yaml"
+        own = [folder / group / f"{name}.yaml" for folder in self._config_dirs] if first.is_file() else []
+        other = next((file for file in own if file.is_file() and not _is_copy(file, first)), None)
         if other is None:
             return None
         return (

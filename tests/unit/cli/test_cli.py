@@ -83,8 +83,8 @@ PLAN = {
     "arrays": [
         {
             "hardware": str, "runs": int, "nodes": int, "gpus_per_node": int, "partition": NULLABLE,
-            "time_limit_min": int, "gpu_hours_max": (int, float), "start": NULLABLE, "script": str, "slots": int,
-            "per_node": int,
+            "time_limit_min": int, "gpu_hours_max": (int, float), "start": NULLABLE, "script": str, "slots": (int, type(None)),
+            "per_node": (int, type(None)),
         }
     ],
     "expected": list,
