@@ -83,8 +83,8 @@ PLAN = {
     "arrays": [
         {
             "hardware": str, "runs": int, "nodes": int, "gpus_per_node": int, "partition": NULLABLE,
-            "time_limit_min": int, "gpu_hours_max": (int, float), "start": NULLABLE, "script": str, "slots": (int, type(None)),
-            "per_node": (int, type(None)),
+            "time_limit_min": int, "gpu_hours_max": (int, float), "start": NULLABLE, "script": str,
+            "slots": (int, type(None)), "per_node": (int, type(None)),
         }
     ],
     "expected": list,
@@ -105,7 +105,7 @@ SUBMIT = {
     "submitted": int,
     "waiting": int,
     "already": int,
-    "arrays": [{"job_id": str, "runs": int, "hardware": str}],
+    "arrays": [{"job_id": str, "runs": int, "hardware": str, "slots": (int, type(None))}],
     "top_up_job": NULLABLE,
     "limits": list,
     "changed_code": list,

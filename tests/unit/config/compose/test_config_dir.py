@@ -186,11 +186,14 @@ def test_a_file_with_the_name_of_a_shipped_one_is_refused_in_place_of_not_being_
         assert composer.compose(["hardware=gpu_x1"]).hardware.time_limit_min == 60, "a copy"
 
 
-def test_two_folders_with_one_name_are_refused(tmp_path: Path) -> None:
+def test_of_two_own_folders_the_first_counts(tmp_path: Path) -> None:
     one, two = _own_conf(tmp_path / "one"), _own_conf(tmp_path / "two")
-    (two / "hardware" / "own_node.yaml").write_text("name: own_node\ncpus_per_task: 4\n")
-    with GridComposer([one, two]) as composer, pytest.raises(ConfigError, match="hardware=own_node: two files"):
-        composer.compose(["hardware=own_node"])
+    (two / "hardware" / "own_node.yaml").write_text("name: own_node\ntime_limit_min: 7\n")
+    limits = []
+    for folders in ([one, two], [two, one]):
+        with GridComposer(folders) as composer:
+            limits.append(composer.compose(["hardware=own_node"]).hardware.time_limit_min)
+    assert limits[0] != limits[1] == 7
 
 
 def test_a_figure_with_a_unit_in_a_profile_is_refused_with_its_value(tmp_path: Path) -> None:
