@@ -225,7 +225,7 @@ def test_splits_and_files_are_looked_at_by_plan(splits: str, tmp_path: Path, mon
     file = json.loads((path / "state.json").read_text())["_data_files"][0]["filename"]
     (path / file).rename(path / "elsewhere")
     (problem,) = data_problems(HfDatasetConfig(path=str(path)), CLASSES)
-    assert f"says that it has {file}, and it has not" in problem
+    assert f"lists {file}, which is missing" in problem
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     (problem,) = data_problems(HfDatasetConfig(path=str(path)), CLASSES)
     assert problem == f"data=hf_dataset data.path={path} needs the package datasets: pip install 'hpc_trainer[hub]'"

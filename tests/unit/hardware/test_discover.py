@@ -295,7 +295,7 @@ def test_an_answer_that_is_cut_off_is_an_error(name: str, recorded: Play) -> Non
 def test_a_cut_off_answer_writes_nothing(recorded: Play, tmp_path: Path) -> None:
     cluster = recorded("mig")
     cluster.answer("scontrol", cluster.parts["scontrol"][:900])
-    with pytest.raises(UnclearError, match="Give the same command again"):
+    with pytest.raises(UnclearError, match="Run the same command again"):
         run_discover(tmp_path / "site", [], None, None, force=False, dry_run=False, as_json=True)
     assert not (tmp_path / "site").exists()
 

@@ -275,7 +275,7 @@ def test_slurms_reason_is_told_in_words_with_what_helps(sweep: SweepOnDisk, fake
     fake_slurm.answer("squeue", "500_0|PENDING||JobHeldAdmin|x\n")
     why = _why(sweep)
     assert (why.state, why.pending_reason) == (RunState.HELD, "JobHeldAdmin")
-    assert why.verdict == "Slurm holds its job. An administrator holds it."
+    assert why.verdict == "It is held, and starts when it is released. An administrator holds it."
     assert why.evidence[0] == "Slurm's reason: JobHeldAdmin"
     assert why.advice == ["ask the administrators: they may scontrol release 500_0"]
     fake_slurm.answer("squeue", "500_0|PENDING||PartitionTimeLimit|x\n")
@@ -322,7 +322,7 @@ SIGNS = {
     "slurm_script: line 3: conda: command not found": ("conda", "conda.sh"),
     "CondaError: Run 'conda init' before 'conda activate'": ("conda", "conda.sh"),
     "EnvironmentNameNotFound: Could not find conda environment: trains": ("trains", "conda env list"),
-    "slurm_script: line 3: nvcc: command not found": ("nvcc", "whole path"),
+    "slurm_script: line 3: nvcc: command not found": ("nvcc", "full path"),
     "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0.": ("memory", "mem_gb_per_node"),
     "srun: error: n1: task 0: Killed": ("memory", "mem_gb_per_node"),
     "bash: /opt/env/bin/python: Permission denied": ("/opt/env/bin/python", "ls -ld"),

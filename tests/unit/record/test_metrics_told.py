@@ -87,7 +87,7 @@ def test_a_line_that_says_nothing_is_told_once_and_the_others_count(
     lines = NewLines(path)
     assert list(lines.read()) == [Told(2, None, {"loss": 1})]
     assert [says in problem for problem in lines.problems] == [True, False]
-    assert lines.problems[1].startswith("word: no number")
+    assert lines.problems[1].startswith("word: not a number")
     assert capsys.readouterr().out.count("A line is JSON") == 2
 
 

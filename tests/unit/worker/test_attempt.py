@@ -23,6 +23,12 @@ from hpc_trainer.worker.conclude import Stop
 from tests.unit.record.builders import make_config
 
 
+def _run(spans: Spans) -> Any:
+    """Return what is read of a run while it is watched."""
+    saver = SimpleNamespace(standing_step=None)
+    return SimpleNamespace(spans=spans, saver=saver, beat=lambda: None, is_rank_zero=True, step=0, first_step=0)
+
+
 @pytest.mark.parametrize(
     ("first_failure", "kind"), [("StuckError", Kind.hang), ("RuntimeError", Kind.step), (None, Kind.step)]
 )
@@ -33,7 +39,7 @@ def test_what_a_rank_waited_for_a_stuck_one_was_a_hang(tmp_path: Path, first_fai
     if first_failure is not None:
         write_json(paths.failure(0), {"rank": 1, "type": first_failure, "message": "", "exit_code": 1})
     spans = Spans()
-    run: Any = SimpleNamespace(spans=spans, saver=SimpleNamespace(standing_step=None), beat=lambda: None)
+    run = _run(spans)
     stop = Stop(
         config=make_config("monitor.watchdog_s=30"), paths=paths, env=read_rank_env({}), flag=StopFlag(), attempt=0,
         saved_step=None,
@@ -55,7 +61,7 @@ def test_a_short_timeout_of_collectives_leaves_the_watchdog_the_time_that_it_nee
     paths = RunPaths(tmp_path)
     paths.logs.mkdir()
     spans = Spans()
-    run: Any = SimpleNamespace(spans=spans, saver=SimpleNamespace(standing_step=None), beat=lambda: None)
+    run = _run(spans)
     env = dataclasses.replace(read_rank_env({}), world_size=2)
     config = make_config("parallel.timeout_s=3")
     stop = Stop(config=config, paths=paths, env=env, flag=StopFlag(), attempt=0, saved_step=None)

@@ -219,7 +219,8 @@ def test_classes_in_another_order_are_refused(packed):
     (packed / "eval/classes.json").write_text('["ant", "bee"]')  # one without a picture may be left out at the end
     assert shards(packed, "eval").num_classes == 3
     (packed / "eval/classes.json").write_text('["ant", "cat", "bee"]')
-    with pytest.raises(DataError, match=r"eval/classes.json and that of .* otherwise: 'cat' where training has 'bee'"):
+    says = r"eval/classes.json and that of .* number the classes differently: 'cat' where training has 'bee'"
+    with pytest.raises(DataError, match=says):
         shards(packed, "eval")
 
 

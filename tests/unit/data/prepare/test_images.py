@@ -128,7 +128,8 @@ def test_other_options_and_another_input_are_refused_and_named(tmp_path: Path) -
     raw, out = raw_pictures(tmp_path / "raw"), tmp_path / "out"
     _prepare(raw, out)
     before = content(out)
-    with pytest.raises(ConfigError, match=r"otherwise: --size was 16, is 20; --format was jpg, is png. Add --fresh"):
+    says = "was begun with other options: --size was 16, is 20; --format was jpg, is png. Add --fresh"
+    with pytest.raises(ConfigError, match=says):
         _prepare(raw, out, size=20, format="png")
     moved = raw_pictures(tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match=r"the source was .*raw, is .*elsewhere"):

@@ -154,7 +154,7 @@ def test_bad_input_is_refused_with_file_and_fix(tmp_path: Path) -> None:
         (texts, {"end_token": "</s>"}, "needs --tokenizer FILE"),
         (texts, {"tokenizer": str(file), "end_token": "<|endoftxt|>"}, r"Did you mean <\|endoftext\|>"),
         (texts, {"tokenizer": "none.json"}, "must be `bytes` or a file"),
-        (texts, {"tokenizer": str(no_tokenizer)}, "is no file that `tokenizers` reads"),
+        (texts, {"tokenizer": str(no_tokenizer)}, "is not a file that `tokenizers` reads"),
         (texts / "00.txt", {}, "(train|eval) has none of the 1 files"),
         (texts, {"eval_fraction": 0.0}, "must be between 0 and 1"),
     ):  # fmt: skip

@@ -190,7 +190,7 @@ def test_what_is_not_permitted_is_told_once_and_not_asked_again(caplog: pytest.L
     assert {(each.ecc_corrected, each.throttle, each.temperature_c) for each in found} == {(None, None, 61)}
     assert library.asked.count("GetTotalEccErrors") == library.asked.count("GetCurrentClocksThrottleReasons") == 1
     (told,) = [each.getMessage() for each in caplog.records]
-    assert "does not tell: throttle reasons (Not Supported), ECC (Insufficient Permissions)" in told
+    assert "does not report: throttle reasons (Not Supported), ECC (Insufficient Permissions)" in told
 
 
 def test_power_is_added_up_where_there_is_no_counter_and_bytes_where_there_is_none() -> None:
