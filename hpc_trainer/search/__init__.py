@@ -15,7 +15,7 @@ CONTRIBUTES = {
     "verbs": ("hpc_trainer.search.verbs:verbs",),
     "grid_kinds": ("hpc_trainer.search.commands:KIND",),
     "run_sources": ("hpc_trainer.search.pool_runs:make",),
-    "sweep_lines": ("hpc_trainer.search.commands:LINES",),
+    "sweep_lines": ("hpc_trainer.search.verbs:LINES",),
     "result_columns": ("hpc_trainer.search.commands:COLUMNS",),
 }
 """Contributions of this domain to the hooks of the core (hpc_trainer/domains.py)."""

@@ -320,49 +320,42 @@ def best_paused(search: Search, trials: Sequence[Trial]) -> tuple[Trial, int] | 
     return min(there, key=lambda trial: (sign * trial.at_rungs[highest], trial.number)), highest
 
 
-class SearchLines:
-    """Lines about a search for `status` (hook `sweep_lines`)."""
-
-    def text(self, status: SweepStatus) -> list[str]:
-        """Return lines on trials, rungs, the best run, and why the search stopped."""
-        if not is_there(status.sweep.search):
-            return []
-        view = _view(status.sweep)
-        if view is None:
-            return [f"Note: {status.sweep.search} or a trial's file cannot be read. The same submit writes it anew."]
-        search, trials = view
-        settings = search.settings
-        lines = [f"Search {settings.sampler.value}: {len(trials)} of {settings.trials} trials drawn."]
-        if settings.rungs:
-            counts = [f"{count} of step {rung}" for rung, count in _survival(search, trials).items()]
-            lines.append(f"Results at rungs: {', '.join(counts)}.")
-        best = best_trial(search, trials)
-        if best is not None:
-            lines.append(f"Best so far: {best.run_id} with {settings.metric} {best.value:.6g} (trial {best.number}).")
-        reason = _why_stopped(status.sweep, search, trials)
-        if reason is not None:
-            lines.append(f"The search has stopped: {reason}")
-        return lines
-
-    def json(self, status: SweepStatus) -> dict[str, Any]:
-        """Return the key `search`: its settings, numbers of trials and results, and the best run."""
-        view = _view(status.sweep) if is_there(status.sweep.search) else None
-        if view is None:
-            return {}
-        search, trials = view
-        best = best_trial(search, trials)
-        return {
-            "search": {
-                "sampler": search.settings.sampler.value, "metric": search.settings.metric,
-                "trials": search.settings.trials, "drawn": len(trials),
-                "rungs": {str(rung): count for rung, count in _survival(search, trials).items()},
-                "best": None if best is None else {"run_id": best.run_id, "value": best.value, "trial": best.number},
-                "stopped": _why_stopped(status.sweep, search, trials), "is_over": is_over(search, trials),
-            }
-        }  # fmt: skip
+def status_lines(status: SweepStatus) -> list[str]:
+    """Return lines on trials, rungs, the best run, and why the search stopped."""
+    view = _view(status.sweep)
+    if view is None:
+        return [f"Note: {status.sweep.search} or a trial's file cannot be read. The same submit writes it anew."]
+    search, trials = view
+    settings = search.settings
+    lines = [f"Search {settings.sampler.value}: {len(trials)} of {settings.trials} trials drawn."]
+    if settings.rungs:
+        counts = [f"{count} of step {rung}" for rung, count in _survival(search, trials).items()]
+        lines.append(f"Results at rungs: {', '.join(counts)}.")
+    best = best_trial(search, trials)
+    if best is not None:
+        lines.append(f"Best so far: {best.run_id} with {settings.metric} {best.value:.6g} (trial {best.number}).")
+    reason = _why_stopped(status.sweep, search, trials)
+    if reason is not None:
+        lines.append(f"The search has stopped: {reason}")
+    return lines
 
 
-LINES = SearchLines()
+def status_json_of_search(status: SweepStatus) -> dict[str, Any]:
+    """Return the key `search`: its settings, numbers of trials and results, and the best run."""
+    view = _view(status.sweep)
+    if view is None:
+        return {}
+    search, trials = view
+    best = best_trial(search, trials)
+    return {
+        "search": {
+            "sampler": search.settings.sampler.value, "metric": search.settings.metric,
+            "trials": search.settings.trials, "drawn": len(trials),
+            "rungs": {str(rung): count for rung, count in _survival(search, trials).items()},
+            "best": None if best is None else {"run_id": best.run_id, "value": best.value, "trial": best.number},
+            "stopped": _why_stopped(status.sweep, search, trials), "is_over": is_over(search, trials),
+        }
+    }  # fmt: skip
 
 
 def _why_stopped(sweep: SweepPaths, search: Search, trials: Sequence[Trial]) -> str | None:

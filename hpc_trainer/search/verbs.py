@@ -5,13 +5,42 @@ Every command line imports this file at its start: functions import what they ne
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hpc_trainer.cli.options import Json, RunsDir, Verb, complete_sweeps
 
+if TYPE_CHECKING:
+    from hpc_trainer.record.status import SweepStatus
+
 verbs = typer.Typer()
+
+
+class SearchLines:
+    """Lines about a search for `status` (hook `sweep_lines`); a sweep without a search imports none of its files."""
+
+    def text(self, status: SweepStatus) -> Sequence[str]:
+        """Return lines on trials, rungs, the best run, and why the search stopped; [] without a search."""
+        return self._commands().status_lines(status) if self._is_search(status) else ()
+
+    def json(self, status: SweepStatus) -> Mapping[str, Any]:
+        """Return the key `search`; {} without a search."""
+        return self._commands().status_json_of_search(status) if self._is_search(status) else {}
+
+    def _is_search(self, status: SweepStatus) -> bool:
+        from hpc_trainer.record.reading import is_there
+
+        return is_there(status.sweep.search)
+
+    def _commands(self) -> Any:
+        from hpc_trainer.search import commands
+
+        return commands
+
+
+LINES = SearchLines()
 
 
 @verbs.command(cls=Verb)

@@ -166,7 +166,8 @@ class Refusals(Tries):
 
 
 def _words(said: str) -> str:
-    return re.sub(r"[\d.e+-]+|0x\w+", "", said)
+    """Return what was said without numbers, durations (`34s`, `1m06s`) and the width of columns."""
+    return re.sub(r"\s+", " ", re.sub(r"(?:\d+[dhms])+\b|[\d.e+-]+|0x\w+", "", said))
 
 
 def _is_made(file: str) -> bool:
