@@ -17,7 +17,7 @@ SIDE_BY_SIDE ?= $(if $(word 2,$(PARTS)),$(if $(filter output-sync,$(.FEATURES)),
 # Releases of Slurm that test-long plays every scenario on; SLURM=24.11 for one alone.
 RELEASES ?= $(if $(SLURM),$(SLURM),22.05 24.11 26.05)
 
-.PHONY: demo test test-long soak lint unit coverage mutants test-gpu slurm-tests slurm-24.11 chosen slurm-chosen shared-folder xla keras bench slurm-up slurm-down pythons clean
+.PHONY: demo test test-long soak lint unit coverage mutants test-gpu slurm-tests slurm-24.11 chosen slurm-chosen slurm-touched shared-folder xla keras bench slurm-up slurm-down pythons clean
 
 demo: $(VENV)/.demo  ## A 2 x 2 grid of real trainings on this machine; again: goes on, or says that all is done
 	@$(BIN)/hpc-trainer $(DEMO)
@@ -77,9 +77,11 @@ CHOSEN ?=
 chosen: $(VENV)/.dev  ## Of the long tests: what a change touches, and a sample each day; CHOSEN="--since main --list"
 	nice -n 5 $(BIN)/python -m tests.chosen $(CHOSEN)
 
-slurm-chosen: slurm-24.11  ## On a newer Slurm: lifecycle, scenarios of causes that no other test has, two that each day draws; then long tests that a change touches
+slurm-chosen: slurm-24.11  ## On a newer Slurm: lifecycle, scenarios of causes that no other test has, two that each day draws
 	scenarios=$$($(BIN)/python -m tests.chosen --scenarios 2) && SLURM=24.11 HPC_TRAINER_SCENARIOS=$$scenarios \
 	    $(ON_SLURM) tests/slurm/scenarios
+
+slurm-touched: $(VENV)/.dev  ## Long tests on a Slurm that a change touches, two files of them
 	files=$$($(BIN)/python -m tests.chosen --slurm-files 2) && if [ -n "$$files" ]; then \
 	    $(subst not long,long,$(ON_SLURM)) --maxfail=1 $$files; fi
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
 import warnings
@@ -267,8 +268,8 @@ class Composer:
         Of the user's own folders the first that has the file counts: options before the project file.
         """
         first = conf_dir() / group / f"{name}.yaml"
-        own = [folder / group / f"{name}.yaml" for folder in self._config_dirs] if first.is_file() else []
-        other = next((file for file in own if file.is_file() and not _is_copy(file, first)), None)
+        own = [folder / group / f"{name}.yaml" for folder in self._config_dirs] if os.path.isfile(first) else []
+        other = next((file for file in own if os.path.isfile(file) and not _is_copy(file, first)), None)
         if other is None:
             return None
         return (

@@ -170,6 +170,8 @@ def _plan_words(words: list[str]) -> list[str]:
             kept += [word, next(rest)]
         elif word == "--app":
             kept += [word, *rest]
+        elif word == "--canary":
+            next(rest)
         elif not word.startswith("-"):
             kept.append(word)
     return kept
@@ -227,6 +229,8 @@ def test_documented_commands_compose(
         if any(f"{way}{sweep}" in command.words for way in ("init_from=best:", "after=")):  # a command before made it
             (runs / sweep).mkdir(parents=True)
             append_specs(SweepPaths(runs / sweep), make_specs(1))
+    if "./fit.sh {params.lr}" in command.words:  # a program of the reader's
+        (tmp_path / "fit.sh").write_text("sleep 4\n")
     if command.page.name == "data_records.md":
         monkeypatch.chdir(request.getfixturevalue("records"))
     words = ["plan", *_plan_words(command.words)]
