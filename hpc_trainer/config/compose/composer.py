@@ -268,8 +268,9 @@ class Composer:
         Of the user's own folders the first that has the file counts: options before the project file.
         """
         first = conf_dir() / group / f"{name}.yaml"
-        own = [folder / group / f"{name}.yaml" for folder in self._config_dirs] if os.path.isfile(first) else []
-        other = next((file for file in own if os.path.isfile(file) and not _is_copy(file, first)), None)
+        is_file = os.path.isfile  # Path.is_file raises OSError for a name of more than 255 bytes
+        own = [folder / group / f"{name}.yaml" for folder in self._config_dirs] if is_file(first) else []
+        other = next((file for file in own if is_file(file) and not _is_copy(file, first)), None)
         if other is None:
             return None
         return (
