@@ -231,6 +231,7 @@ def test_documented_commands_compose(
             append_specs(SweepPaths(runs / sweep), make_specs(1))
     if "./fit.sh {params.lr}" in command.words:  # a program of the reader's
         (tmp_path / "fit.sh").write_text("sleep 4\n")
+        (tmp_path / "fit.sh").chmod(0o755)
     if command.page.name == "data_records.md":
         monkeypatch.chdir(request.getfixturevalue("records"))
     words = ["plan", *_plan_words(command.words)]
