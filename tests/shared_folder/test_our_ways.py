@@ -119,7 +119,7 @@ def test_what_is_replaced_while_it_is_read_is_read(clients: tuple[Path, Path]) -
         while not stop.is_set():
             step += 1
             write_json(node.heartbeat, {"step": step}, sync=False)
-            # Eighty times as often as a run does. Every 5 ms a reader that waits for a core was overtaken in four tries.
+            # Eighty times as often as a run does. Every 5 ms a reader that waits for a core was overtaken four times.
             time.sleep(0.025)
 
     writer = threading.Thread(target=beat)
