@@ -31,6 +31,7 @@ def _search(driver: Driver, sweep: str) -> Any:
     return driver.json("status", sweep)["search"]
 
 
+@pytest.mark.long  # a requeued job waits two minutes for its BeginTime
 def test_slots_draw_each_trial_once_although_one_of_them_is_requeued(driver: Driver) -> None:
     words = ("hardware=testbed_x1", "--command", "./work.sh {params.lr} 2", "search=random", "search.metric=loss",
              "search.parallel=2", "sweep_name=tried", f"params.lr={_LR}")  # fmt: skip
