@@ -19,7 +19,7 @@ from hpc_trainer.config.schema.train import AfterConfig
 from hpc_trainer.errors import HpcTrainerError, SlurmError
 from hpc_trainer.launch.pools import asks_for_pool
 from hpc_trainer.record.chain import (
-    HELD,
+    LOOK_AGAIN_S,
     MOST_AWAITED,
     Awaited,
     Stand,
@@ -42,22 +42,20 @@ from hpc_trainer.record.chain import (
 from hpc_trainer.record.layout import RunPaths, SweepPaths, default_runs_dir
 from hpc_trainer.record.reading import is_there, look_anew
 from hpc_trainer.record.spec import RunSpec
-from hpc_trainer.record.states import CANCEL, RunState
+from hpc_trainer.record.states import AFTER_HELD, CANCEL, RunState
 from hpc_trainer.record.status import read_status
 from hpc_trainer.slurm.jobs import release_jobs, update_job
 
 _DIGITS = 10  # digits of the digest, at the end of a run's id
 # Runs that follow different ones need arrays of their own; above this number one array waits for all of them.
 _MOST_GROUPS = 16
-LOOK_AGAIN_S = 600
-"""Seconds until a job looks whose followed runs wait too, but have no job yet."""
 _ACTIVE = "followed runs wait or work"
 _NO_POOL = (
     "pool.jobs: a run that waits for others would keep a slot of the pool busy. Leave out pool.jobs, or submit when "
     "what the runs follow is complete."
 )
 # The local queue looks at followed runs again after so many seconds.
-_LOOK_AGAIN_S, _HELD_AGAIN_S, _SLURM_AGAIN_S, _SAME_LOOK_S = 2.0, 10.0, 60.0, 1.0
+_QUEUE_AGAIN_S, _HELD_AGAIN_S, _SLURM_AGAIN_S, _SAME_LOOK_S = 2.0, 10.0, 60.0, 1.0
 
 
 # Frozen names.
@@ -115,7 +113,7 @@ def _as_submitted(sweep: SweepPaths, spec: RunSpec, known: Mapping[str, RunSpec]
 
 @dataclass(frozen=True, slots=True)
 class Follows:
-    """What runs of one array wait for: jobs in Slurm's queue, or a user (`is_held`)."""
+    """Jobs in Slurm's queue that the runs of an array wait for, or True for `is_held` if they wait for a user."""
 
     jobs: tuple[str, ...] = ()
     is_held: bool = False
@@ -236,7 +234,7 @@ def release_followers(sweep: SweepPaths, *, has_held: bool) -> list[str]:
 def _release(follower: SweepPaths) -> Iterator[str]:
     status = read_status(follower)
     held = [run for run in status.open_runs.values() if run.state is RunState.HELD and run.own_job is not None]
-    held = [run for run in held if read_decision(follower.run(run.run_id)).get("decision") == HELD]
+    held = [run for run in held if read_decision(follower.run(run.run_id)).get("decision") == AFTER_HELD]
     if not held:
         return
     followed = read_followed(follower, [run.spec for run in held])
@@ -262,7 +260,7 @@ def _release(follower: SweepPaths) -> Iterator[str]:
 def mark_held(sweep: SweepPaths, specs: Iterable[RunSpec], reason: str) -> None:
     """Record in the folder of each run, before its first job, that it is held and why."""
     for spec in specs:
-        write_decision(sweep.run(spec.run_id), HELD, reason=reason)
+        write_decision(sweep.run(spec.run_id), AFTER_HELD, reason=reason)
 
 
 # The local queue.
@@ -291,12 +289,12 @@ class Gate:
         if waits.may_start:
             return True
         is_slurm = any(stand.job is not None for stand in waits.active)
-        pause_s = _SLURM_AGAIN_S if is_slurm else _HELD_AGAIN_S if waits.idle else _LOOK_AGAIN_S
+        pause_s = _SLURM_AGAIN_S if is_slurm else _HELD_AGAIN_S if waits.idle else _QUEUE_AGAIN_S
         self._next_look[spec.run_id] = now + pause_s
         if waits.is_cancelled:
             cancel_follower(paths, waits.failed)
         elif waits.idle:
-            _record(paths, HELD, held_reason(waits.idle))
+            _record(paths, AFTER_HELD, held_reason(waits.idle))
         else:
             _record(paths, "", "")
         return False

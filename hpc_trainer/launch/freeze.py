@@ -165,7 +165,7 @@ class _Points:
         self.num_excluded = 0
         """Number of points that a condition left out."""
         self.unsettled: dict[str, Mapping[str, Any]] = {}
-        """As in `Grid`."""
+        """Value of `Grid.unsettled`, filled as points are made."""
 
     def tell(self, problem: str | None) -> None:
         """Keep a problem; do nothing for None."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from hpc_trainer.config.schema.cluster import Executor
+from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError, RunStateError, SlurmError, UntrustedFileError
 from hpc_trainer.launch.canary import with_canaries
 from hpc_trainer.launch.extend import find_twins
@@ -28,7 +29,7 @@ from hpc_trainer.launch.targets import find_nowhere
 from hpc_trainer.record.files import rename, set_umask
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.processes import FileLock, submit_lock
-from hpc_trainer.record.reading import Faults, check_place, is_local, is_there, mount_of, names_in
+from hpc_trainer.record.reading import Faults, check_place, is_local, is_there, mount_of
 from hpc_trainer.record.removed import read_removed_sweep
 from hpc_trainer.record.spec import WRITE_AGAIN, RunSpec, append_specs, read_specs
 from hpc_trainer.record.states import CANCEL, RunState
@@ -129,7 +130,8 @@ def submit_grid(
         has_held = RunState.HELD in known.states.values()
         if canary is not None:
             checked = with_canaries(checked, canary)
-        _forget_ends(grid.sweep, [spec.run_id for spec in checked.specs])
+        if status is not None:  # a new sweep has no ends
+            _forget_ends(grid.sweep, [spec.run_id for spec in checked.specs])
         outcome = submit_plan(checked, command_line=command_line, code=code, lock=lock)
         outcome = dataclasses.replace(
             outcome, notes=(*outcome.notes, *release_followers(grid.sweep, has_held=has_held))
@@ -144,12 +146,8 @@ def _forget_ends(sweep: SweepPaths, run_ids: Sequence[str]) -> None:
     if not run_ids:
         return
     shutil.rmtree(sweep.alike, ignore_errors=True)
-    for name in names_in(sweep.notify) or ():
-        if name in ("failed", "stalled") or name.startswith("done-"):
-            (sweep.notify / name).unlink(missing_ok=True)
-    ended = sweep.notify / "ended"
-    for run_id in {*run_ids}.intersection(names_in(ended) or ()):
-        (ended / run_id).unlink(missing_ok=True)
+    for forget in contributions("submits"):
+        forget(sweep, run_ids)
 
 
 def _end_what_waits(status: SweepStatus | None, run_ids: Sequence[str]) -> None:

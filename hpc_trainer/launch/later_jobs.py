@@ -27,11 +27,11 @@ from hpc_trainer.errors import (
 from hpc_trainer.launch.batch_job import BatchJob, top_up_command
 from hpc_trainer.launch.frozen_code.archive import archive_of
 from hpc_trainer.launch.plan import clear_exit_codes
-from hpc_trainer.record.chain import BACK, read_decision
+from hpc_trainer.record.chain import LOOK_AGAIN_S, read_decision
 from hpc_trainer.record.layout import RunPaths, SweepPaths
 from hpc_trainer.record.reading import is_there, look_anew
 from hpc_trainer.record.spec import RunSpec, read_spec
-from hpc_trainer.record.states import CANCEL, DONE
+from hpc_trainer.record.states import AFTER_BACK, CANCEL, DONE
 from hpc_trainer.record.submissions import (
     SUCCESSOR,
     TOP_UP,
@@ -167,10 +167,10 @@ def submit_successor(run: RunPaths, after: str, excluded: str = "") -> str | Non
     job = BatchJob.of_runs(
         sweep, spec.shape, intent.uuid, cluster, ["--run", run.run_id, *on_choice(choice)], archive, codes
     )
-    waits = read_decision(run).get("decision") == BACK  # it follows others, and would look again at once
+    waits = read_decision(run).get("decision") == AFTER_BACK  # it follows others, and would look again at once
     options = [
         f"--dependency=afterany:{after}",
-        *([f"--begin=now+{_LOOK_AGAIN_S}"] if waits else []),
+        *([f"--begin=now+{LOOK_AGAIN_S}"] if waits else []),
         *([f"--exclude={excluded}"] if excluded else []),
     ]
     job_id = hand_over(sweep, intent, job, options, book=run)

@@ -33,7 +33,7 @@ from hpc_trainer.record.processes import is_alive, pid_of
 from hpc_trainer.record.reading import Faults, is_there, look_anew
 from hpc_trainer.record.spec import RunSpec, read_specs
 from hpc_trainer.record.states import CANCEL, DONE, HOLD, RunState
-from hpc_trainer.runtime.rank_env import LOCAL_START_VARIABLE
+from hpc_trainer.runtime.rank_env import LOCAL_START_VARIABLE, named_gpus
 from hpc_trainer.runtime.stop import StopFlag
 
 _POLL_S = 0.1
@@ -128,7 +128,7 @@ def _may_leave(paths: SweepPaths, spec: RunSpec, gate: Gate) -> bool:
 
 def visible_gpus(num_wanted: int) -> list[int]:
     """Return the GPUs that this queue may use: those in the user's CUDA_VISIBLE_DEVICES, or else the first ones."""
-    named = [word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
+    named = named_gpus()
     if named and all(word.isdecimal() for word in named):
         return [int(word) for word in named]
     return list(range(num_wanted))

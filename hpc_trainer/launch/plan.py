@@ -254,7 +254,7 @@ class Known:
     start_s: Mapping[Shape, float] = field(default_factory=dict)
     """Median seconds from the allocation to the first step, by shape without time limit (`timeless`)."""
     hold: str | None = None
-    """Who holds the whole sweep and why; None if nobody does."""
+    """Hold of the whole sweep in words: by whom, since when and why; None if there is none."""
     notes: tuple[str, ...] = ()
     """Notes for the user on unreadable files of the sweep, and on runs that are left alone."""
     followed: Followed = NOBODY

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from hpc_trainer.config.schema.cluster import AUTO_PLACES, Executor
 from hpc_trainer.record.spec import RunSpec
+from hpc_trainer.runtime.rank_env import named_gpus
 from hpc_trainer.slurm.limits import Limits, NodeGroup, mem_mb_per_node
 from hpc_trainer.slurm.shape import Shape
 
@@ -125,7 +126,7 @@ def _places_here(shape: Shape, jobs: int) -> int | None:
     cores = len(os.sched_getaffinity(0)) // (jobs * max(1, shape.tasks_per_node * shape.cpus_per_task))
     if not shape.gpus_per_node:
         return max(1, cores)
-    named = [word for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
+    named = named_gpus()
     return len(named) // (jobs * shape.gpus_per_node) if named else None
 
 

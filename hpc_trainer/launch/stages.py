@@ -31,7 +31,7 @@ _OF_CHAIN = frozenset({"sweep", "grid", "sweep_name"})
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One stage of a chain, frozen."""
+    """Stage of a chain, with its frozen grid."""
 
     name: str
     grid: Grid

@@ -6,5 +6,8 @@
 The last thing that a run does at its end, after everything is recorded. Mail is Slurm's (`sbatch --mail-type`).
 """
 
-CONTRIBUTES = {"ends": ("hpc_trainer.notify.events:at_end",)}
+CONTRIBUTES = {
+    "ends": ("hpc_trainer.notify.events:at_end",),
+    "submits": ("hpc_trainer.notify.events:forget_ends",),
+}
 """Contributions of this domain to the hooks of the core (hpc_trainer/domains.py)."""

@@ -17,11 +17,11 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.config.schema.output import NotifyConfig, small_is_better
+from hpc_trainer.config.schema.output import USUAL_METRICS, NotifyConfig, small_is_better
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.record.files import claim, make_folder, write_atomic, write_json
@@ -35,7 +35,6 @@ _SENDER = "hpc_trainer.notify.send"
 _START_S = 10.0
 """Seconds that a child process may take besides those that it waits: Python from a shared file system."""
 _STALLED = ("stuck", "no_progress", "low_goodput")
-_USUAL = ("eval_accuracy", "eval_loss")
 _MOST_LOOKED_AT = 100
 Event = dict[str, Any]
 
@@ -59,6 +58,16 @@ def at_end(config: TrainConfig, paths: RunPaths, state: RunState, cause: str | N
             _send(notify, event)
     except (OSError, HpcTrainerError, ValueError) as failure:
         print(f"nobody was notified: {type(failure).__name__}: {failure}", flush=True)
+
+
+def forget_ends(sweep: SweepPaths, run_ids: Sequence[str]) -> None:
+    """Forget events of a sweep and ends of runs that are submitted again: the next ones are news."""
+    for name in names_in(sweep.notify) or ():
+        if name in ("failed", "stalled") or name.startswith("done-"):
+            (sweep.notify / name).unlink(missing_ok=True)
+    ended = sweep.notify / "ended"
+    for run_id in {*run_ids}.intersection(names_in(ended) or ()):
+        (ended / run_id).unlink(missing_ok=True)
 
 
 def _events(
@@ -88,7 +97,7 @@ def _events(
 def _best(config: TrainConfig, paths: RunPaths, folder: Path) -> Event | None:
     """Return the text and the value if this run is better than all that have completed before; else None."""
     metrics = read_result(paths.result).get("metrics") or {}
-    names = (config.notify.metric, config.checkpoint.keep_best, *_USUAL)
+    names = (config.notify.metric, config.checkpoint.keep_best, *USUAL_METRICS)
     name = next((each for each in names if each is not None and each in metrics), None)
     if name is None or not is_number(metrics[name]) or not math.isfinite(metrics[name]):
         return None

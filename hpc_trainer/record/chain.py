@@ -19,14 +19,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_trainer.config.schema.output import BestMode, CheckpointConfig, best_is_max
+from hpc_trainer.config.schema.output import USUAL_METRICS, CheckpointConfig, best_is_max, kept_best
 from hpc_trainer.config.schema.train import OnFailure
 from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError, UntrustedFileError, did_you_mean
 from hpc_trainer.record.files import make_folder, write_json, write_marker
 from hpc_trainer.record.layout import RunPaths, SweepPaths, sweep_folder
 from hpc_trainer.record.reading import Faults, is_number, is_there, list_folder, read_json
 from hpc_trainer.record.spec import RunSpec
-from hpc_trainer.record.states import CANCEL, DONE, RunState
+from hpc_trainer.record.states import AFTER_CANCELLED, CANCEL, DONE, RunState
 from hpc_trainer.record.status import RunStatus, SweepStatus, known_by_files, read_status
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 BEST = "best:"
 """Beginning of a source of `init_from` that is the best run of a sweep."""
-START, BACK, HELD, CANCELLED = "start", "back", "held", "cancelled"
-"""Decisions of a run that follows others, in its `after.json`."""
+LOOK_AGAIN_S = 600
+"""Seconds until a job looks whose followed runs wait too, but have no job yet; each look is a start of the job."""
 MOST_AWAITED = 1000
 """Most jobs that one dependency names, because it is one argument of a command; the newest jobs end last."""
 _SHOWN = 3
@@ -60,7 +60,7 @@ PLANNED: ContextVar[Planned] = ContextVar("PLANNED", default=Planned())  # noqa:
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """One run that is followed, or a sweep with all its runs."""
+    """A followed run, or a followed sweep with all its runs."""
 
     folder: Path
     """Folder of the sweep."""
@@ -290,11 +290,8 @@ def metric_of(specs: Iterable[RunSpec]) -> str | None:
             return str(kept)
         if not (spec.is_program or spec.is_own_loop):
             evaluated = spec.typed().task.evaluated
-            return next((name for name in _USUAL if name in evaluated), None)
+            return next((name for name in USUAL_METRICS if name in evaluated), None)
     return None
-
-
-_USUAL = ("eval_accuracy", "eval_loss")
 
 
 def best_of(folder: Path) -> tuple[RunStatus, str]:
@@ -310,12 +307,11 @@ def best_of(folder: Path) -> tuple[RunStatus, str]:
 
 def _best(done: Sequence[RunStatus], folder: Path) -> tuple[RunStatus, str]:
     metric = metric_of(run.spec for run in done)
-    metric = metric or next((name for name in _USUAL if any(name in run.metrics for run in done)), None)
+    metric = metric or next((name for name in USUAL_METRICS if any(name in run.metrics for run in done)), None)
     if metric is None:
         raise ConfigError(f"no complete run of {folder} has a metric by which the best is known. Name a run.")
-    kept = done[0].spec.config["checkpoint"] if done else {}
-    mode = BestMode[kept.get("best_mode", "auto")] if kept.get("keep_best") == metric else BestMode.auto
-    sign = 1.0 if best_is_max(CheckpointConfig(keep_best=metric, best_mode=mode)) else -1.0
+    kept = kept_best(done[0].spec.config["checkpoint"] if done else {})
+    sign = 1.0 if best_is_max(kept if kept.keep_best == metric else CheckpointConfig(keep_best=metric)) else -1.0
     scores = [(sign * float(run.metrics[metric]), run) for run in done if _is_finite(run.metrics.get(metric))]
     if not scores:
         raise ConfigError(f"no complete run of {folder} has a finite {metric}. Name a run.")
@@ -341,7 +337,7 @@ def on_failure_of(spec: RunSpec) -> OnFailure:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """What followed runs that are not complete mean for the run that follows them."""
+    """Followed runs that are not complete, by what they mean for the run that follows them."""
 
     failed: tuple[Stand, ...] = ()
     """Runs that failed or were cancelled, unless they do not count (`after.on_failure=start`)."""
@@ -374,7 +370,7 @@ def held_reason(stands: Sequence[Stand]) -> str:
 def cancel_follower(paths: RunPaths, failed: Sequence[Stand]) -> None:
     """Cancel a run whose `after.on_failure=cancel` says so."""
     make_folder(paths.folder)
-    write_decision(paths, CANCELLED, reason=f"after.on_failure=cancel: it follows {told(failed)}")
+    write_decision(paths, AFTER_CANCELLED, reason=f"after.on_failure=cancel: it follows {told(failed)}")
     write_marker(paths.marker(CANCEL))
 
 

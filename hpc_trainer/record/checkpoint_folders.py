@@ -15,6 +15,7 @@ import math
 import os
 import re
 import shutil
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,6 +101,15 @@ def discard_unfinished(folder: Path, attempt: int) -> list[str]:
             shutil.rmtree(folder / name, ignore_errors=True)
             swept.append(name)
     return swept
+
+
+MANIFEST = "manifest.json"
+"""List of a checkpoint's files, written last (training/checkpoint/manifest.py)."""
+
+
+def manifest_tail(body: bytes) -> bytes:
+    """Return the end of a manifest, with the checksum of the JSON before it, and its closing brace."""
+    return f',"checksum":"{zlib.crc32(body):08x}"}}\n'.encode()
 
 
 # Rules for keeping checkpoints: the last ones, every n-th, the best by a metric, and those that a user pinned.

@@ -296,11 +296,11 @@ class SweepPaths:
     finished = _Named("finished.json")
     """Completed runs, so that `status` opens fewer folders (record/run_state.py); `status` replaces it."""
     summaries = _Named("summaries.jsonl")
-    """What the files of completed runs say (record/summaries.py); a command that reads many of them replaces it."""
+    """Summaries of the files of completed runs (record/summaries.py); a look at many runs replaces the file."""
     lock = _Named("submit.lock")
     """Lock of the one `submit` that is running."""
     removed = _Named("removed")
-    """What `rm` has removed: a file for each run, RUN_ID.json (record/removed.py); `rm` writes it once."""
+    """Tombstones of removed runs, a file RUN_ID.json for each (record/removed.py); `rm` writes each once."""
     removed_whole = _Named("REMOVED")
     """The only file that `rm SWEEP` leaves in the folder."""
     hold = _Named("HOLD")

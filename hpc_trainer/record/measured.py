@@ -70,11 +70,11 @@ class Figures:
     """Rate at which the slowest node wrote into the folder of runs, while all nodes wrote."""
     filesystem: str = ""
     problems: Mapping[str, str] = field(default_factory=dict)
-    """What was not as it should be, with the fix, by its key: GPUs, NUMA, CPUs, clocks, internet, ranks."""
+    """Problem that the check found, with its fix, by what it concerns: GPUs, NUMA, CPUs, clocks, internet, ranks."""
 
     @property
     def source(self) -> str:
-        """Where the figures are from, for the end of a sentence."""
+        """Return the command and the day of the measurement, for the end of a sentence."""
         return f"hardware check {self.hardware} --run, {self.day}"
 
     def link_on(self, num_nodes: int) -> Link | None:

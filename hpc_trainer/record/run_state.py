@@ -42,7 +42,7 @@ from hpc_trainer.record.reading import (
     seal,
     typed,
 )
-from hpc_trainer.record.states import CANCEL, DONE, ENDS, HOLD, POOL, UNEXPLAINED, RunState
+from hpc_trainer.record.states import AFTER_CANCELLED, AFTER_HELD, CANCEL, DONE, ENDS, HOLD, POOL, UNEXPLAINED, RunState
 from hpc_trainer.record.submissions import (
     SUCCESSOR,
     Job,
@@ -58,6 +58,7 @@ from hpc_trainer.slurm import terms
 from hpc_trainer.slurm.commands import cluster_name
 from hpc_trainer.slurm.queue import (
     CLOCKS_S,
+    LATE_ROW_S,
     AccountingEntry,
     JobRow,
     QueueEntry,
@@ -101,9 +102,9 @@ class RunFolder:
     is_claimed: bool = False
     """True if the job of `submission` has claimed the run, so that `rivals` end without starting it."""
     removed: str | None = None
-    """Who removed the run and when, if `rm` did and it was not submitted since (record/removed.py)."""
+    """Removal of the run in words, if `rm` removed it and it was not submitted since (record/removed.py)."""
     held: str | None = None
-    """Who holds the run or its sweep, since when and why (record/holds.py); None if nobody does."""
+    """Hold of the run or its sweep in words: by whom, since when and why (record/holds.py); None if there is none."""
     turn: Turn | None = None
     """The slot of a pool that has the run; `job_id` is the slot's job. None if no slot has it, or it is in no pool."""
     decision: Mapping[str, Any] = field(default_factory=dict)
@@ -114,7 +115,7 @@ class RunFolder:
         """Reason why a run that follows others has not begun; None if there is none."""
         if self.attempts or not self.decision.get("reason"):
             return None
-        is_taken_back = self.decision.get("decision") == "cancelled" and CANCEL not in self.markers  # by `retry`
+        is_taken_back = self.decision.get("decision") == AFTER_CANCELLED and CANCEL not in self.markers  # by `retry`
         return None if is_taken_back else str(self.decision["reason"])
 
     @property
@@ -500,7 +501,7 @@ def decide(folder: RunFolder, view: SchedulerView) -> End:
     if CANCEL in folder.markers and state is not RunState.RUNNING:
         return (
             RunState.CANCELLED,
-            folder.waits_for if folder.decision.get("decision") == "cancelled" else "cancelled",
+            folder.waits_for if folder.decision.get("decision") == AFTER_CANCELLED else "cancelled",
             node,
         )
     if _is_held(folder, state, cause):
@@ -517,7 +518,12 @@ def decide(folder: RunFolder, view: SchedulerView) -> End:
     return state, cause, node
 
 
-_LEFT_AT_ONCE = f"Slurm: {terms.COMPLETED} (0:0)"
+def _cause_by_slurm(state: str, exit_code: str) -> str:
+    """Return the cause of an end that only Slurm has told."""
+    return f"Slurm: {state} ({exit_code})"
+
+
+_LEFT_AT_ONCE = _cause_by_slurm(terms.COMPLETED, "0:0")
 
 
 def _is_held(folder: RunFolder, state: RunState, cause: str | None) -> bool:
@@ -652,7 +658,8 @@ def _decide_local(folder: RunFolder) -> tuple[RunState, str | None]:
     signs = [is_alive(name) for name in (folder.job_id, current.process if current else None) if name]
     if any(signs):
         if current is None and folder.waits_for is not None:
-            return RunState.HELD if folder.decision.get("decision") == "held" else RunState.PENDING, folder.waits_for
+            is_held = folder.decision.get("decision") == AFTER_HELD
+            return RunState.HELD if is_held else RunState.PENDING, folder.waits_for
         return (RunState.PENDING if current is None else RunState.RUNNING), None
     if folder.submission is not None and folder.job_id is None:
         return RunState.UNKNOWN, doubts.interrupted()  # its queue may be alive nevertheless
@@ -718,7 +725,7 @@ def _decide_slurm(folder: RunFolder, view: SchedulerView) -> End:
         return RunState.GONE, "its folder was deleted after it had ended", account.node
     if account is not None and (ended := _ended_by_accounting(account, current)):
         own_cause = None if ended_before_it_began(folder, ended) else cause
-        return ended, own_cause or f"Slurm: {account.state} ({account.exit_code})", account.node
+        return ended, own_cause or _cause_by_slurm(account.state, account.exit_code), account.node
     if view.is_young(folder):
         return RunState.PENDING, None, None
     return _decide_absent(folder, view)
@@ -954,7 +961,7 @@ def ask_slurm(
 
     Slurm is asked by one squeue, and by one sacct for runs that have left the queue. If neither knows a job, one
     scontrol asks for the cluster's name. If nothing but a missing row says that a waiting element was cancelled, both
-    are asked a second time after `_LATE_ROW_S`, once: the end is recorded then.
+    are asked a second time after `LATE_ROW_S`, once: the end is recorded then.
 
     Args:
         read: function that reads the folder of a run again.
@@ -1006,7 +1013,7 @@ def ask_slurm(
     if left:
         view = dataclasses.replace(view, remembered=remembered, unread=damage[0] if damage.refusal else None)
     if not is_second and any(_rests_on_a_missing_row(folders[run_id], view) for run_id in left):
-        time.sleep(_LATE_ROW_S)
+        time.sleep(LATE_ROW_S)
         return ask_slurm(
             sweep, folders, read, notes, faults, must_ask=must_ask, is_look=is_look, is_second=True
         )  # fmt: skip
@@ -1021,11 +1028,6 @@ def _is_in_queue(folder: RunFolder, view: SchedulerView) -> bool:
 def _asked_job(folder: RunFolder) -> str | None:
     """Return the job about which the accounting is asked; for a run of a pool the pool's array."""
     return folder.submission.job_id if folder.is_in_pool and folder.submission else folder.job_id
-
-
-# Seconds until Slurm is asked a second time. An element that began between squeue's and sacct's answers was in neither
-# for 2.4 s on a busy machine (22.05): slurmctld sends rows to slurmdbd later.
-_LATE_ROW_S = 4.0
 
 
 def _rests_on_a_missing_row(folder: RunFolder, view: SchedulerView) -> bool:

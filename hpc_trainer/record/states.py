@@ -69,6 +69,9 @@ ENDS = {
 OUT_OF_MEMORY = "out_of_memory"
 """Cause of an attempt whose ranks themselves reported out of memory; a kill by Slurm leaves no report."""
 
+AFTER_START, AFTER_BACK, AFTER_HELD, AFTER_CANCELLED = "start", "back", "held", "cancelled"
+"""Decisions of a run that follows others, in its `after.json` (record/chain.py)."""
+
 RUNG = "rung"
 """Cause of a pause at the step until which a search lets a run train."""
 

@@ -78,7 +78,7 @@ from hpc_trainer.record.submissions import (
     rivals_of_each_run,
 )
 from hpc_trainer.record.summaries import Summaries
-from hpc_trainer.record.turns import Turn, Turns, is_slot, living_slots, pool_job, read_turn, slot_folder
+from hpc_trainer.record.turns import Turn, Turns, is_slot, living_slots, pool_job, read_turn, slot_name
 from hpc_trainer.slurm.commands import has_slurm
 from hpc_trainer.slurm.jobs import show_scripts
 from hpc_trainer.slurm.queue import Allocation, QueueEntry, array_of, ask_allocations, find_by_uuid
@@ -222,7 +222,6 @@ def status_of(
         seen = newest.end_time or newest.start_time  # a heartbeat of the previous attempt says nothing about this one
     entry = _waiting_slot(folder, view) if folder.is_in_pool else view.job_of(folder)
     waiting = entry if entry is not None and entry.state in NOT_BEGUN else None
-    is_held = state is RunState.HELD and folder.waits_for is not None  # by us: it follows a run that has failed
     running = state is RunState.RUNNING and newest is not None and beat.get("attempt") == newest.attempt
     return RunStatus(
         spec=spec,
@@ -248,7 +247,7 @@ def status_of(
         limit_warning=_limit_warning(spec, folder, faults) if state.is_active else None,
         own_job=view.own_job(folder) if state.is_active or state is RunState.CANCELLED else None,
         waiting_job=waiting.job_id if waiting is not None and not folder.is_in_pool else None,
-        pending_reason=None if is_held else _pending_reason(waiting, folder, state),
+        pending_reason=_pending_reason(waiting, folder, state),
         elsewhere=view.elsewhere(folder) if state.is_active else None,
         rivals=view.rival_jobs(folder) if folder.rivals else (),
         is_claimed=folder.is_claimed,
@@ -258,8 +257,9 @@ def status_of(
 
 
 def _pending_reason(waiting: QueueEntry | None, folder: RunFolder, state: RunState) -> str | None:
-    """Return Slurm's reason why a job waits; None for a run that we hold, whose cause says more."""
-    if waiting is None or state not in _WAITS or (folder.held is not None and state is RunState.HELD):
+    """Return Slurm's reason why a job waits; None for a run that a user or a failed run holds: its cause says more."""
+    is_ours = state is RunState.HELD and (folder.held is not None or folder.waits_for is not None)
+    if waiting is None or state not in _WAITS or is_ours:
         return None
     return waiting.reason or None
 
@@ -833,9 +833,9 @@ def _pools(sweep: SweepPaths, ledger: Ledger, view: SchedulerView, turns: Mappin
         if pool.executor == "slurm":
             at_work = [entry.job_id for entry in entries if entry.state not in NOT_BEGUN]
         else:
-            at_work = [*living_slots(sweep, pool)]
+            at_work = living_slots(sweep, pool)
         if at_work or waiting:
-            own = [slot_folder(sweep, pool.uuid, element).run_id for element in range(pool.slots)]
+            own = [slot_name(pool.uuid, element) for element in range(pool.slots)]
             yield PoolStatus(
                 submission=pool, at_work=tuple(at_work), waiting=tuple(entry.job_id for entry in waiting),
                 reason=waiting[0].reason or None if waiting else None, busy=sum(busy[slot] for slot in own),

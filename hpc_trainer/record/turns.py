@@ -75,7 +75,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One turn of a run: the slot that has claimed it, the place in the slot, and when (seconds since the epoch)."""
+    """Turn of a run: the slot that has claimed it, the place in the slot, and the time in seconds since the epoch."""
 
     run_id: str
     number: int
@@ -118,20 +118,21 @@ def pool_job(pool: Submission) -> str:
 
 def living_slots(sweep: SweepPaths, pool: Submission) -> list[str]:
     """Return the names of the processes of a local pool's slots that are alive on this machine."""
-    found = []
-    for element in range(pool.slots):
-        attempts = Journal(slot_folder(sweep, pool.uuid, element)).read(Faults())
-        found += [each.process for each in attempts[-1:] if not each.has_ended and is_alive(each.process)]
-    return found
+    return [process for process in _unended_slots(sweep, pool) if is_alive(process)]
 
 
 def pool_is_alive(sweep: SweepPaths, pool: Submission) -> bool | None:
     """Return True if a process of a local pool is alive; None if it is not known, as on another host."""
     signs = [is_alive(pool.job_id)] if pool.job_id else []
+    signs += [is_alive(process) for process in _unended_slots(sweep, pool)]
+    return True if any(signs) else None if None in signs else False
+
+
+def _unended_slots(sweep: SweepPaths, pool: Submission) -> Iterator[str]:
+    """Yield the name of the process of each slot whose journal does not tell its end."""
     for element in range(pool.slots):
         attempts = Journal(slot_folder(sweep, pool.uuid, element)).read(Faults())
-        signs += [is_alive(attempt.process) for attempt in attempts[-1:] if not attempt.has_ended]
-    return True if any(signs) else None if None in signs else False
+        yield from (attempt.process for attempt in attempts[-1:] if not attempt.has_ended)
 
 
 def slot_folder(sweep: SweepPaths, uuid: str, element: int) -> RunPaths:

@@ -91,6 +91,11 @@ def read_rank_env(environ: Mapping[str, str] | None = None) -> RankEnv:
     return RankEnv(launcher="none", job_id=f"here-{os.getpid()}", node=socket.gethostname())
 
 
+def named_gpus() -> list[str]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names for this process, by number or UUID; [] if it names none."""
+    return [word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
+
+
 def slurm_job_id(env: Mapping[str, str]) -> str:
     """Return `<array>_<task>` inside an array, the job id outside one, "" without Slurm.
 

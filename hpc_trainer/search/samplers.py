@@ -33,7 +33,7 @@ _NEEDS = {Sampler.gp: ("scipy", "torch")}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What a sampler knows of an earlier trial."""
+    """Earlier trial as a sampler knows it."""
 
     params: Params
     value: float | None = None

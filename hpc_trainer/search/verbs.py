@@ -23,21 +23,24 @@ class SearchLines:
 
     def text(self, status: SweepStatus) -> Sequence[str]:
         """Return lines on trials, rungs, the best run, and why the search stopped; [] without a search."""
-        return self._commands().status_lines(status) if self._is_search(status) else ()
+        if not self._is_search(status):
+            return ()
+        from hpc_trainer.search.commands import status_lines
+
+        return status_lines(status)
 
     def json(self, status: SweepStatus) -> Mapping[str, Any]:
         """Return the key `search`; {} without a search."""
-        return self._commands().status_json_of_search(status) if self._is_search(status) else {}
+        if not self._is_search(status):
+            return {}
+        from hpc_trainer.search.commands import status_json_of_search
+
+        return status_json_of_search(status)
 
     def _is_search(self, status: SweepStatus) -> bool:
         from hpc_trainer.record.reading import is_there
 
         return is_there(status.sweep.search)
-
-    def _commands(self) -> Any:
-        from hpc_trainer.search import commands
-
-        return commands
 
 
 LINES = SearchLines()

@@ -1,4 +1,4 @@
-"""What `clean` deletes of a sweep and what it keeps, and `rm`: each is listed first and done afterwards.
+"""The rules of `clean`, and the removal of runs and sweeps by `rm`: files are listed first and deleted afterwards.
 
 Kept always: the newest checkpoint of a run that is whole, the best one by `checkpoint.keep_best`, pinned ones, those
 from which a longer run may begin (`--extend`), and those that a frozen run of any sweep in the folder of sweeps names.
@@ -18,12 +18,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.config.schema.output import BestMode, CheckpointConfig, best_is_max
+from hpc_trainer.config.schema.output import best_is_max, kept_best
 from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError
 from hpc_trainer.launch.extend import same_until
 from hpc_trainer.launch.frozen_code.archive import shared_code
 from hpc_trainer.record.chain import followers_of, waiting_for
-from hpc_trainer.record.checkpoint_folders import Retention, committed, discard, is_pinned
+from hpc_trainer.record.checkpoint_folders import MANIFEST, Retention, committed, discard, is_pinned, manifest_tail
 from hpc_trainer.record.files import make_folder, rename
 from hpc_trainer.record.layout import TRASH, RunPaths, SweepPaths
 from hpc_trainer.record.metrics import scores_in
@@ -173,14 +173,12 @@ def _old_checkpoints(run: RunStatus, paths: RunPaths, limits: _Limits, notes: li
 
 def best_step(spec: RunSpec, paths: RunPaths) -> int | None:
     """Return the step of the run's best checkpoint by `checkpoint.keep_best`; None without that key or a score."""
-    how = spec.config.get("checkpoint", {})
-    metric = how.get("keep_best")
-    if metric is None:
+    how = kept_best(spec.config.get("checkpoint", {}))
+    if how.keep_best is None:
         return None
-    config = CheckpointConfig(keep_best=metric, best_mode=BestMode[how.get("best_mode", "auto")])
-    scores = scores_in(paths.metrics, metric)
+    scores = scores_in(paths.metrics, how.keep_best)
     steps = [step for step, _ in committed(paths.checkpoints)]
-    return Retention(best_is_max=best_is_max(config)).best({step: scores[step] for step in steps if step in scores})
+    return Retention(best_is_max=best_is_max(how)).best({step: scores[step] for step in steps if step in scores})
 
 
 class _Limits:
@@ -213,9 +211,8 @@ class _Limits:
 def is_whole(checkpoint: Path, *, reads: bool = False) -> bool:
     """Return True if a checkpoint has all files of its manifest, with their sizes; with `reads` also their bytes."""
     try:
-        data = (checkpoint / "manifest.json").read_bytes()
-        head, _, tail = data.rpartition(b',"checksum":"')
-        if tail != f'{zlib.crc32(head):08x}"}}\n'.encode():
+        data = (checkpoint / MANIFEST).read_bytes()
+        if not data.endswith(manifest_tail(data.rpartition(b',"checksum":"')[0])):
             return False
         for record in json.loads(data)["files"]:
             path = checkpoint / record["name"]

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpc_trainer.config.schema.output import small_is_better
+from hpc_trainer.config.schema.output import USUAL_METRICS, small_is_better
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.operate.show import SweepColumns
 from hpc_trainer.record.files import write_atomic
@@ -34,7 +34,6 @@ from hpc_trainer.tidy.labels import read_labels
 OPEN = "OPEN"
 """A run that its files do not say has ended: it waits or works, or only Slurm knows its end."""
 _INSIDE = ("checkpoints", "logs", "output")
-_USUAL = ("eval_accuracy", "eval_loss")
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +191,7 @@ def best_of(specs: Mapping[str, RunSpec], folders: Mapping[str, Mapping[str, Any
     values = {run_id: folders[run_id]["metrics"] for run_id in specs if run_id in folders}
     first = next((spec for spec in specs.values() if not spec.is_lost), None)
     kept = None if first is None else first.config.get("checkpoint", {}).get("keep_best")
-    for metric in dict.fromkeys((kept, *_USUAL)):
+    for metric in dict.fromkeys((kept, *USUAL_METRICS)):
         found = [(float(each[metric]), run_id) for run_id, each in values.items() if metric in each]
         numbers = [pair for pair in found if pair[0] == pair[0]]  # NaN is no best
         if metric is not None and numbers:

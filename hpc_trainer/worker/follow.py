@@ -16,10 +16,8 @@ from hpc_trainer.config.program import followed_places
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError, ExitCode, RunStateError, SlurmError
 from hpc_trainer.record.chain import (
-    BACK,
-    HELD,
+    LOOK_AGAIN_S,
     MOST_AWAITED,
-    START,
     Awaited,
     Waits,
     awaited_of,
@@ -37,14 +35,12 @@ from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.reading import look_anew
 from hpc_trainer.record.spec import RunSpec
-from hpc_trainer.record.states import POOL, RunState
+from hpc_trainer.record.states import AFTER_BACK, AFTER_HELD, AFTER_START, POOL, RunState
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag, stop_signals_held_back
 from hpc_trainer.slurm.jobs import WORKER_TIMEOUT_S, requeue_held, update_job
 from hpc_trainer.worker.begin import begin_attempt
 
-# Followed runs without a job may wait in their sweep's own queue: a look is a start, so it is not made often.
-_LOOK_AGAIN_S = 600
 # Other ranks wait so long for rank 0 to decide, which may ask a busy controller.
 _LONGEST_S = 600.0
 _POLL_S = 0.5
@@ -57,10 +53,10 @@ def look_before_start(spec: RunSpec, config: TrainConfig, paths: RunPaths, env: 
         RunStateError: rank 0 has not decided in time.
     """
     awaited = awaited_of(spec.config, paths.folder.parent.parent)
-    if not awaited or read_decision(paths).get("decision") == START:
+    if not awaited or read_decision(paths).get("decision") == AFTER_START:
         return None
     if env.rank != 0:
-        return None if _decision_of_rank_0(paths, env) == START else ExitCode.OK
+        return None if _decision_of_rank_0(paths, env) == AFTER_START else ExitCode.OK
     for each in awaited:
         with contextlib.suppress(OSError):
             look_anew(each.folder)
@@ -72,7 +68,7 @@ def look_before_start(spec: RunSpec, config: TrainConfig, paths: RunPaths, env: 
             found = _found(config, awaited, paths)
         except ConfigError as error:
             return _refused(error, config, paths, env, stop)
-        write_decision(paths, START, **_incarnation(env), **found)
+        write_decision(paths, AFTER_START, **_incarnation(env), **found)
         return None
     return _do_not_start(config, paths, env, stop, waits)
 
@@ -133,7 +129,7 @@ def _do_not_start(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: Stop
         print(f"{paths.run_id}: cancelled (after.on_failure=cancel): it follows {told(waits.failed)}.", flush=True)
         return ExitCode.OK
     reason = held_reason(waits.idle) if waits.idle else f"follows {told(waits.active)}"
-    write_decision(paths, HELD if waits.idle else BACK, reason=reason, **_incarnation(env))
+    write_decision(paths, AFTER_HELD if waits.idle else AFTER_BACK, reason=reason, **_incarnation(env))
     print(f"{paths.run_id}: does not start yet: it {reason}.", flush=True)
     if not env.job_id[:1].isdecimal() or env.launcher == POOL:
         return _stopped(paths, env, reason)  # a local queue asks before it starts a run, and no pool takes such runs
@@ -153,7 +149,7 @@ def _go_back(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFlag,
     if not bring_back(ended):
         return _stopped(paths, env, reason)
     jobs = [stand.job for stand in waits.active if stand.job is not None]
-    changes = [f"Dependency=afterany:{':'.join(jobs[-MOST_AWAITED:])}"] if jobs else [f"StartTime=now+{_LOOK_AGAIN_S}"]
+    changes = [f"Dependency=afterany:{':'.join(jobs[-MOST_AWAITED:])}"] if jobs else [f"StartTime=now+{LOOK_AGAIN_S}"]
     try:
         update_job(env.job_id, changes, timeout_s=WORKER_TIMEOUT_S)
     except SlurmError as error:  # Slurm holds a requeued job back for two minutes anyway

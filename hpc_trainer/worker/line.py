@@ -1,4 +1,4 @@
-"""What a run does for the runs behind it: a canary releases them, and a run that fails as others did holds them.
+"""Effects of a run on the runs behind it: a canary releases them, and a run that fails as others did holds them.
 
     RUN/CANARY         by `submit --canary`: other runs are held until this one has trained and saved
     RUN/canary.json    by rank 0 of that run: when it had done so, and whether it has released them

@@ -13,6 +13,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import ctypes
+import functools
 import gc
 import os
 import select
@@ -24,7 +25,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, NoReturn, Protocol
+from typing import ClassVar, Protocol
 
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.domains import contributions
@@ -42,24 +43,24 @@ from hpc_trainer.record.turns import (
     Holder,
     Turn,
     Turns,
+    pool_job,
     read_turn,
     slot_folder,
     slot_name,
 )
 from hpc_trainer.runtime.cores import shares
 from hpc_trainer.runtime.pace import DEADLINE, JOB_START, job_end_time
-from hpc_trainer.runtime.rank_env import RankEnv, read_rank_env
+from hpc_trainer.runtime.rank_env import RankEnv, named_gpus, read_rank_env
 from hpc_trainer.runtime.spans import Spans
 from hpc_trainer.runtime.stop import StopFlag, stop_signals_held_back
 from hpc_trainer.slurm import terms
-from hpc_trainer.slurm.queue import QueueEntry, is_of, read_queue
+from hpc_trainer.slurm.queue import LATE_ROW_S, QueueEntry, is_of, read_queue
 from hpc_trainer.worker.conclude import Stop, conclude_start
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 # Seconds between looks for runs that other slots gave back, while a place of this slot is free and another works.
 _AGAIN_S, _LONGEST_AGAIN_S = 30.0, 600.0
 _IDLE_S = 5.0
-_LATE_ROW_S = 4.0
 # Longest wait for the end of a process before the stop flag is looked at again.
 _WAIT_S = 1.0
 # Seconds that a run must have besides the stop's lead, if no duration is known: a start of Python and torch.
@@ -178,8 +179,7 @@ class Queue:
     def has_ended(self, holder: Holder) -> bool:
         """Return True if Slurm says that the job of a slot does not work; False if it does, or if nobody knows.
 
-        A job that is missing counts only if it was missing in a look `_LATE_ROW_S` before: squeue has left out elements
-        that were about to begin (22.05).
+        A job that is missing counts only if it was missing in a look `LATE_ROW_S` before.
         """
         if not self._is_asked:
             self._is_asked = True
@@ -193,12 +193,12 @@ class Queue:
         if entry is not None and is_of(entry, holder.uuid):
             self._missing.pop(holder.job_id, None)
             return entry.state in terms.NOT_BEGUN
-        return now - self._missing.setdefault(holder.job_id, now) >= _LATE_ROW_S
+        return now - self._missing.setdefault(holder.job_id, now) >= LATE_ROW_S
 
     @classmethod
     def is_unsure(cls) -> bool:
         """Return True if a job was missing for the first time a moment ago, so that a slot must look again."""
-        return any(time.monotonic() - since < 2 * _LATE_ROW_S for since in cls._missing.values())
+        return any(time.monotonic() - since < 2 * LATE_ROW_S for since in cls._missing.values())
 
 
 def _is_left(sweep: SweepPaths, turn: Turn, own: Holder, queue: Queue) -> bool:
@@ -266,7 +266,7 @@ class _Place:
 
 
 class Slot:
-    """One slot at work, in one incarnation of its job.
+    """Slot of a pool at work, in one incarnation of its job.
 
     Args:
         sweep: the sweep.
@@ -375,40 +375,28 @@ class Slot:
         sys.stdout.flush()
         sys.stderr.flush()
         for rank in range(place.spec.shape.world_size):
-            with stop_signals_held_back():
-                pid = os.fork()
-                if pid == 0:
-                    self._become(place, rank)
+            pid = _fork(functools.partial(self._run_rank, place, rank))
             place.ranks[pid] = _pidfd(pid)
 
-    def _become(self, place: _Place, rank: int) -> NoReturn:
-        """Run one rank in this new process, and end it."""
-        code: int = ExitCode.FAILED
-        try:
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-            assert place.spec is not None
-            assert place.turn is not None
-            env = RankEnv(
-                rank=rank, local_rank=rank, world_size=place.spec.shape.world_size,
-                local_world_size=place.spec.shape.world_size, launcher=POOL, job_id=self._env.job_id,
-                restart_count=place.turn.number, node=self._env.node,
-            )  # fmt: skip
-            if place.cores:
-                with contextlib.suppress(OSError):
-                    os.sched_setaffinity(0, place.cores)
-            if place.gpus or place.spec.shape.gpus_per_node:
-                os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(place.gpus)
-            self._set_times()
-            stop = StopFlag()
-            stop.install()
-            code = self._run_turn(self._sweep, place.spec, env, stop, Spans())
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            with contextlib.suppress(BaseException):
-                sys.stdout.flush()
-                sys.stderr.flush()
-            os._exit(int(code))
+    def _run_rank(self, place: _Place, rank: int) -> int:
+        """Run one rank in its new process, and return its exit code."""
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        assert place.spec is not None
+        assert place.turn is not None
+        env = RankEnv(
+            rank=rank, local_rank=rank, world_size=place.spec.shape.world_size,
+            local_world_size=place.spec.shape.world_size, launcher=POOL, job_id=self._env.job_id,
+            restart_count=place.turn.number, node=self._env.node,
+        )  # fmt: skip
+        if place.cores:
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(0, place.cores)
+        if place.gpus or place.spec.shape.gpus_per_node:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(place.gpus)
+        self._set_times()
+        stop = StopFlag()
+        stop.install()
+        return self._run_turn(self._sweep, place.spec, env, stop, Spans())
 
     def _set_times(self) -> None:
         """Tell a run when its job ends, and that its own time begins now: the time before is the slot's."""
@@ -470,6 +458,24 @@ class Slot:
         return conclude_start(ended)
 
 
+def _fork(work: Callable[[], int]) -> int:
+    """Return the id of a new process that does the work and exits with the code that it returns."""
+    with stop_signals_held_back():
+        pid = os.fork()
+        if pid:
+            return pid
+        code: int = ExitCode.FAILED
+        try:
+            code = work()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(BaseException):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(int(code))
+
+
 def _pidfd(pid: int) -> int:
     try:
         return os.pidfd_open(pid)
@@ -480,7 +486,7 @@ def _pidfd(pid: int) -> int:
 def _places(count: int, spec: RunSpec, element: int, env: RankEnv) -> list[_Place]:
     """Return the places of a slot, each with its share of the GPUs and cores that the slot sees."""
     each = spec.shape.gpus_per_node
-    named = [word for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
+    named = named_gpus()
     is_local = not env.job_id[:1].isdecimal()
     first = element * count * each if is_local else 0  # local slots share one machine
     gpus = (named or [str(index) for index in range(first + count * each)])[first:]
@@ -536,13 +542,7 @@ def run_slot(sweep: SweepPaths, uuid: str, stop: StopFlag, run_turn: RunTurn, sl
 
 def _run_local(sweep: SweepPaths, pool: Submission, stop: StopFlag, run_turn: RunTurn, slots: int) -> int:
     """Fork the slots of a local pool, and wait for them; a stop signal goes on to each."""
-    children = []
-    for element in range(slots):
-        with stop_signals_held_back():
-            pid = os.fork()
-            if pid == 0:
-                _become_local(sweep, pool, element, run_turn)
-        children.append(pid)
+    children = [_fork(functools.partial(_run_local_slot, sweep, pool, element, run_turn)) for element in range(slots)]
     told, codes = False, []
     while children:
         if stop.is_set and not told:
@@ -558,18 +558,10 @@ def _run_local(sweep: SweepPaths, pool: Submission, stop: StopFlag, run_turn: Ru
     return max(codes, default=0)
 
 
-def _become_local(sweep: SweepPaths, pool: Submission, element: int, run_turn: RunTurn) -> NoReturn:
-    code: int = ExitCode.FAILED
-    try:
-        stop = StopFlag()
-        stop.install()
-        job_id = f"pool-{pool.uuid[:8]}_{element}"
-        env = RankEnv(launcher=POOL, job_id=job_id, restart_count=0, node=socket.gethostname())
-        code = Slot(sweep, pool, element, env, stop, run_turn).run()
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        with contextlib.suppress(BaseException):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(int(code))
+def _run_local_slot(sweep: SweepPaths, pool: Submission, element: int, run_turn: RunTurn) -> int:
+    """Run one slot of a local pool in its new process, and return its exit code."""
+    stop = StopFlag()
+    stop.install()
+    job_id = f"{pool_job(pool)}_{element}"
+    env = RankEnv(launcher=POOL, job_id=job_id, restart_count=0, node=socket.gethostname())
+    return Slot(sweep, pool, element, env, stop, run_turn).run()

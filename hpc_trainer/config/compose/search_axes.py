@@ -27,7 +27,7 @@ _SCALARS = (int, float, str, bool, type(None))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchAxis:
-    """One axis: a range from `low` to `high`, or `choices`."""
+    """Axis of a search: a range from `low` to `high`, or `choices`."""
 
     key: str
     line: str

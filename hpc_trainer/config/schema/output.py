@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from hpc_trainer.config.schema.key import ALWAYS, ONCE_SET, key, only_with
 
@@ -60,6 +62,20 @@ def best_is_max(checkpoint: CheckpointConfig) -> bool:
     if checkpoint.best_mode is BestMode.auto:
         return not small_is_better(checkpoint.keep_best or "")
     return checkpoint.best_mode is BestMode.max
+
+
+USUAL_METRICS = ("eval_accuracy", "eval_loss")
+"""Metrics by which runs are compared if `checkpoint.keep_best` names none, the first that there is."""
+
+
+def kept_best(checkpoint: Mapping[str, Any]) -> CheckpointConfig:
+    """Return how the best checkpoint is chosen, by the section `checkpoint` of a frozen configuration.
+
+    Raises:
+        KeyError: there is no such `best_mode`.
+    """
+    mode = BestMode[checkpoint.get("best_mode", BestMode.auto.name)]
+    return CheckpointConfig(keep_best=checkpoint.get("keep_best"), best_mode=mode)
 
 
 def small_is_better(name: str) -> bool:

@@ -210,8 +210,8 @@ class AfterConfig:
     """Sweeps and runs that the run follows: SWEEP, SWEEP/RUN, or the folder of either. A sweep means all its runs.
     `after=A,B/RUN` is short for it. A source of `init_from` that is not complete is followed by itself."""
     on_failure: OnFailure = key(OnFailure.wait, ALWAYS, APART)
-    """What happens if a run that is followed fails or is cancelled. wait: the run is HELD until that one is retried and
-    complete. cancel: the run is cancelled. start: it starts as if that one were complete."""
+    """Reaction of the run if a run that it follows fails or is cancelled. wait: the run is HELD until the other one is
+    retried and complete. cancel: the run is cancelled. start: the run starts as if the other one were complete."""
     content: str | None = key(None, only_with("after.runs"), ONCE_SET)
     """SHA-256 that stands for the runs whose places the command names by {after.NAME.checkpoint}; filled in by
     `plan`."""
@@ -330,7 +330,7 @@ class SearchConfig:
     eta: int = key(
         4, only_with("search.sampler=asha", "search.sampler=hyperband", "search.sampler=asha_tpe"), limits="≥ 2"
     )
-    """One of this many trials at a rung is promoted to the next rung."""
+    """Number of trials at a rung of which one is promoted to the next rung."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 
 from hpc_trainer.config.load import Memo
 from hpc_trainer.config.name_patterns import fits_any, there_are
-from hpc_trainer.config.schema.output import BestMode, CheckpointConfig, best_is_max
+from hpc_trainer.config.schema.output import best_is_max, kept_best
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.user_files import open_given, read_given
 from hpc_trainer.errors import ConfigError, RunStateError
@@ -392,7 +392,7 @@ def _checkpoint_of(run: Path, which: WhichCheckpoint) -> Path:
         return saved[0][1]
     try:
         kept = _manifest(saved[0][1])["meta"].get("made_with", {}).get("checkpoint", {})
-        how = CheckpointConfig(keep_best=kept.get("keep_best"), best_mode=BestMode[kept.get("best_mode", "auto")])
+        how = kept_best(kept)
     except (KeyError, AttributeError) as error:
         raise ConfigError(f"{saved[0][1] / _MANIFEST} is damaged: {error!r}. Name another checkpoint.") from error
     metric = how.keep_best

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -11,10 +10,11 @@ from typing import Any
 import torch
 
 from hpc_trainer.errors import CheckpointError, CorruptCheckpointError
+from hpc_trainer.record.checkpoint_folders import MANIFEST, manifest_tail
 from hpc_trainer.training.checkpoint.tensor_files import FileRecord
 from hpc_trainer.training.checkpoint.trees import DTYPE_NAMES, Box, find_fault, pack, pack_sharded
 
-NAME = "manifest.json"
+NAME = MANIFEST
 STATE_FILE = "state.safetensors"
 FORMAT = 2  # format 1 had no shards, and optimizer state by the index of the weight instead of by its name
 _MOST = 2**62  # elements along a dimension
@@ -58,7 +58,7 @@ class Manifest:
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"meta={self.meta!r} must be JSON with finite numbers: {error}.") from error
         body = text[:-1].encode()  # the closing brace comes after the checksum
-        return body + _tail(body)
+        return body + manifest_tail(body)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
@@ -68,8 +68,8 @@ class Manifest:
             CorruptCheckpointError: the checksum does not match, or the parts contradict each other.
             CheckpointError: another version of this program wrote another format.
         """
-        body = data[: -len(_tail(b""))]
-        if data != body + _tail(body):
+        body = data[: -len(manifest_tail(b""))]
+        if data != body + manifest_tail(body):
             raise CorruptCheckpointError(f"{NAME} does not fit its own checksum: it is torn or its bytes changed.")
         values = json.loads(data)
         del values["checksum"]
@@ -120,10 +120,6 @@ def find_sharded_fault(entry: Mapping[str, Any]) -> str | None:
 def _box(piece: Sequence[Any]) -> Box:
     _, offsets, lengths = piece
     return Box(tuple(offsets), tuple(lengths))
-
-
-def _tail(body: bytes) -> bytes:
-    return f',"checksum":"{zlib.crc32(body):08x}"}}\n'.encode()
 
 
 @dataclass(frozen=True, slots=True)

@@ -303,7 +303,7 @@ def test_placeholder_names_one_followed_run_and_counts_in_the_id(runs: Path, fak
 def test_the_local_queue_starts_a_run_when_what_it_follows_is_complete(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("_LOOK_AGAIN_S", "_HELD_AGAIN_S", "_SAME_LOOK_S"):
+    for name in ("_QUEUE_AGAIN_S", "_HELD_AGAIN_S", "_SAME_LOOK_S"):
         monkeypatch.setattr(f"hpc_trainer.launch.follow.{name}", 0.0)
     monkeypatch.setattr("hpc_trainer.launch.submit._start_queue", lambda *_: type("Queue", (), {"pid": os.getpid()}))
     first = _submit("first", "cluster=local")

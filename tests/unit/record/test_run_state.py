@@ -134,7 +134,7 @@ def test_an_element_without_a_row_was_cancelled_before_it_began(
     sweep: SweepOnDisk, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, row: str
 ) -> None:
     """An element that begins gets a row of its own. The array may have one row for all that did not begin."""
-    monkeypatch.setattr("hpc_trainer.record.run_state._LATE_ROW_S", 0.0)
+    monkeypatch.setattr("hpc_trainer.record.run_state.LATE_ROW_S", 0.0)
     fake_slurm.answer("sacct", f"{row}\n")
     run = _one(sweep)
     assert (run.state, run.cause) == (S.CANCELLED, "cancelled before it began")

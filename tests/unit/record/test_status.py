@@ -141,7 +141,7 @@ def test_the_state(
     story: Callable[[SweepOnDisk], None] | None, queue: str | None, accounting: str | None,
     state: RunState, cause: str | None,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("hpc_trainer.record.run_state._LATE_ROW_S", 0.0)
+    monkeypatch.setattr("hpc_trainer.record.run_state.LATE_ROW_S", 0.0)
     if story is not None:
         story(sweep)
     fake_slurm.answer("squeue", queue or "")

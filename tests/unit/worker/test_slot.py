@@ -150,7 +150,7 @@ def test_on_slurm_the_queue_decides_and_is_asked_once_a_look(
     def answer(*rows: str) -> None:
         fake_slurm.print("squeue", head + "".join(row + tail for row in rows))
 
-    monkeypatch.setattr(slot, "_LATE_ROW_S", 0.3)
+    monkeypatch.setattr(slot, "LATE_ROW_S", 0.3)
     source = _source(sweep, pool)
     answer("500_0|RUNNING|n9|None", "500_1|COMPLETING|n9|None", "500_2|RUNNING|n1|None")
     assert _taken(source, ours) is None
