@@ -1,7 +1,8 @@
 """Program of test_checkpoints.py: two ranks that save, delete and save again, and somebody who reads meanwhile.
 
 `checkpoint_child.py ROLE CHECKPOINTS LOCAL`: ROLE is 0 or 1, a rank on a client of its own, or `reader`. LOCAL is a
-folder of the machine's own disk for what they agree on: `stop` ends all. Each says how it went in said-ROLE.json.
+folder of the machine's own disk for what they agree on: `stop` ends all. Each says how it went in said-ROLE.json, and
+while it goes on, how often it has saved or read, and failed, in so-far-ROLE.json.
 
 All tensors of a checkpoint hold one number, which no other save ever has, and `meta` has it too.
 """
@@ -54,6 +55,7 @@ def write(rank: int, folder: Path, local: Path) -> dict[str, Any]:
         ended = store.writer.wait()
         if ended.error is not None:
             failed.append(str(ended.error))
+        tell(local / f"so-far-{rank}.json", {"done": number, "failed": len(failed)})
     info = store.newest_valid()
     return {"step": step, "number": None if info is None else info.meta["number"], "saves": number, "failed": failed}
 
@@ -92,14 +94,20 @@ def read(folder: Path, local: Path) -> dict[str, Any]:
         if found != {float(number)}:
             torn.append(f"step {info.step} is of save {number} and holds {sorted(found)}")
         numbers.add(number)
+        tell(local / "so-far-reader.json", {"done": len(numbers), "failed": len(torn)})
     return {"counts": dict(counts), "torn": torn, "numbers": sorted(numbers)}
+
+
+def tell(path: Path, said: dict[str, Any]) -> None:
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(said))
+    new.rename(path)
 
 
 def main(role: str, folder: Path, local: Path) -> None:
     torch.set_num_threads(1)
     said = read(folder, local) if role == "reader" else write(int(role), folder, local)
-    (local / f"said-{role}.new").write_text(json.dumps(said))
-    (local / f"said-{role}.new").rename(local / f"said-{role}.json")
+    tell(local / f"said-{role}.json", said)
     leave()
 
 
