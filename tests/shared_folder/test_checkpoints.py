@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -71,11 +72,11 @@ def test_what_another_client_reads_is_never_torn(kind: str, tmp_path: Path, shar
 
 def _so_far(local: Path, role: str) -> dict[str, int]:
     path = local / f"so-far-{role}.json"
-    return json.loads(path.read_text()) if path.exists() else {"done": 0, "failed": 0}  # type: ignore[no-any-return]
+    return json.loads(path.read_text()) if path.exists() else {"done": 0, "failed": 0}
 
 
 def _wait_for(
-    local: Path, children: list[subprocess.Popen[bytes]], role: str, *, done: int = 0, failed: int = 0
+    local: Path, children: Sequence[subprocess.Popen[bytes]], role: str, *, done: int = 0, failed: int = 0
 ) -> None:
     """Wait until a child has done and failed that often: how soon it begins depends on what else the machine does."""
     until = time.monotonic() + _MOVES_WITHIN_S
