@@ -18,7 +18,7 @@ from PIL import Image
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from hpc_trainer.cli.top import make_app  # noqa: E402
+from hpc_trainer.cli.top import TopApp  # noqa: E402
 from hpc_trainer.operate.find import find_sweep  # noqa: E402
 from tests.unit.operate.browser import chromium  # noqa: E402
 
@@ -46,7 +46,7 @@ def picture_of_page(page: Path) -> None:
 
 async def picture_of_top(folder: Path) -> None:
     """Show the screen as it stands when curves are drawn; the font is the reader's own."""
-    app = make_app(folder, find_sweep(folder, SWEEP))
+    app = TopApp(folder, find_sweep(folder, SWEEP))
     async with app.run_test(size=(120, 36)) as pilot:
         while "loss" not in str(app.query_one("#text-curves").render()):
             await pilot.pause(0.5)

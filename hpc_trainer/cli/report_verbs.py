@@ -15,8 +15,15 @@ from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.find import configured_runs_dir, find_sweep, prepare_to_write
 from hpc_trainer.operate.report.data import POINTS_A_CURVE, WARMUP_STEPS, Report, Scaling, build_report
-from hpc_trainer.operate.report.interactive import ReportedSweep, has_plotly, points_a_curve, render_interactive
+from hpc_trainer.operate.report.interactive import (
+    ReportedSweep,
+    asked_importance,
+    has_plotly,
+    points_a_curve,
+    render_interactive,
+)
 from hpc_trainer.operate.report.page import render_page
+from hpc_trainer.operate.results import result_table
 from hpc_trainer.operate.sync import sync_named, tracker_named
 from hpc_trainer.operate.waits import looks
 from hpc_trainer.record.files import write_atomic
@@ -98,23 +105,28 @@ def _check(sweeps: Sequence[SweepPaths], options: PageOptions, *, watch: bool, a
 
 def _write_page(statuses: Sequence[SweepStatus], page: Path, options: PageOptions) -> list[Report]:
     """Write the page and return the reports of the sweeps."""
-    warmup_steps = WARMUP_STEPS if options.warmup_steps is None else options.warmup_steps
-    num_runs = sum(len(status.specs) for status in statuses)
-    most = points_a_curve(num_runs) if options.is_interactive else POINTS_A_CURVE
-    reports = [
-        build_report(
-            status, warmup_steps=warmup_steps, options={"exports": () if number else options.exports}, most_points=most
-        )
-        for number, status in enumerate(statuses)
-    ]
-    for status in statuses[:1]:
-        prepare_to_write(status.sweep, page=page)
     if options.is_interactive:
-        pairs = [ReportedSweep(status, report) for status, report in zip(statuses, reports, strict=True)]
-        write_atomic(page, render_interactive(pairs))
+        tables = [result_table(status, typed=True) for status in statuses]
+        with asked_importance(tables) as asked:  # meanwhile the metrics are read
+            reports = _reports(statuses, options, points_a_curve(sum(len(status.specs) for status in statuses)))
+            triples = zip(statuses, reports, tables, strict=True)
+            text = render_interactive([ReportedSweep(*triple) for triple in triples], asked.result)
     else:
-        write_atomic(page, render_page(reports[0]))
+        reports = _reports(statuses, options, POINTS_A_CURVE)
+        text = render_page(reports[0])
+    prepare_to_write(statuses[0].sweep, page=page)
+    write_atomic(page, text)
     return reports
+
+
+def _reports(statuses: Sequence[SweepStatus], options: PageOptions, most_points: int) -> list[Report]:
+    """Return the report of each sweep; exports are drawn with the first one."""
+    warmup_steps = WARMUP_STEPS if options.warmup_steps is None else options.warmup_steps
+    exports = [options.exports, *((),) * (len(statuses) - 1)]
+    return [
+        build_report(status, warmup_steps=warmup_steps, options={"exports": paths}, most_points=most_points)
+        for status, paths in zip(statuses, exports, strict=True)
+    ]
 
 
 def _watch(sweep: SweepPaths, page: Path, options: PageOptions) -> None:

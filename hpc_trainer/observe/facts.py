@@ -26,7 +26,7 @@ IDLE_GPU = 0.01
 """Utilisation below which a GPU counts as idle."""
 MOST_RANKS = 64
 """Largest number of ranks whose files are read; of more ranks, 64 at equal distances."""
-_MOST_RECORDS = 300  # of metrics.jsonl, at equal distances
+_MOST_RECORDS = 100  # of metrics.jsonl, at equal distances
 _MOST_S = 1e9
 MOST_LIKE = 200
 """Largest number of similar runs whose folders are read for one run: a sweep may have 10,000."""

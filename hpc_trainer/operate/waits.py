@@ -39,7 +39,7 @@ def looks(sweep: SweepPaths, run_ids: set[str]) -> Iterator[SweepStatus]:
             if now - seen_at >= _PATIENCE_S:
                 raise RunStateError(f"{status.silence} No longer waiting: for {_PATIENCE_S / 60:.0f} minutes.")
             yield status
-            time.sleep(pause_s(status))
+            _sleep(status)
             continue
         seen, seen_at = status, now
         active = active_among(status, run_ids)
@@ -51,7 +51,7 @@ def looks(sweep: SweepPaths, run_ids: set[str]) -> Iterator[SweepStatus]:
         yield status
         if len(given_up) == len(active):
             return
-        time.sleep(pause_s(status))
+        _sleep(status)
 
 
 def _look(sweep: SweepPaths, before: SweepStatus | None) -> SweepStatus:
@@ -102,6 +102,10 @@ def _no_longer(runs: Sequence[RunStatus]) -> str:
         f"minutes nothing has changed. {first.run_id} is {first.state.value}: {first.reason}. What to do: "
         f"hpc-trainer why {first.run_id}"
     )
+
+
+def _sleep(status: SweepStatus) -> None:
+    time.sleep(pause_s(status))
 
 
 def pause_s(status: SweepStatus) -> float:

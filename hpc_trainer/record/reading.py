@@ -391,8 +391,13 @@ _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 def metric_values(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the numbers of a record, NaN and infinity included, and its None values; drop all other values."""
-    values = {key: _NOT_FINITE.get(value) if isinstance(value, str) else value for key, value in record.items()}
-    return {key: value for key, value in values.items() if (value is None and record[key] is None) or is_number(value)}
+    values: dict[str, Any] = {}
+    for key, value in record.items():
+        if type(value) is float or value is None or is_number(value):  # floats first: of most lines all values
+            values[key] = value
+        elif isinstance(value, str) and value in _NOT_FINITE:
+            values[key] = _NOT_FINITE[value]
+    return values
 
 
 def _shown(value: object) -> str:

@@ -27,7 +27,7 @@ WARMUP_STEPS = 20
 # More points would not show on a screen, and a page of 100 runs stays below 1 MB.
 POINTS_A_CURVE = 200
 # A run's lines of metrics that are parsed at most: of 500 runs with 2,000 each, all of them would take 10 s.
-_MOST_RECORDS, _LEAST_RECORDS, _ALL_RECORDS = 2_000, 300, 150_000
+_MOST_RECORDS, _LEAST_RECORDS, _ALL_RECORDS = 2_000, 200, 100_000
 _LAST_LINES = 4
 _SPEED = frozenset(SPEED)
 _NOT_DRAWN = frozenset(("step", "time", "lr", "grad_norm", "skipped_steps", *SPEED))
@@ -250,6 +250,8 @@ def _hint(run: RunStatus) -> str | None:
 
 def _number(value: object) -> float | None:
     """Return a finite number, else None; metrics.jsonl may hold any value."""
+    if type(value) is float:  # as most values are
+        return value if math.isfinite(value) else None
     if not isinstance(value, (int, float)) or not is_number(value) or not math.isfinite(value):
         return None
     return float(value)

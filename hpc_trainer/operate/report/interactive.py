@@ -7,6 +7,7 @@ as text. Its Content-Security-Policy allows two scripts by their digests, page.j
 from __future__ import annotations
 
 import base64
+import contextlib
 import gzip
 import hashlib
 import html
@@ -19,7 +20,8 @@ import sys
 import time
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,7 @@ from hpc_trainer.errors import HpcTrainerError, visible
 from hpc_trainer.operate.report.charts import thinned
 from hpc_trainer.operate.report.data import Report, RunReport, Scaling, Series, most_records
 from hpc_trainer.operate.report.page import BAD, BEST_BY, KIND_COLOURS, STYLE
-from hpc_trainer.operate.results import BEST, ResultTable, as_value, result_table
+from hpc_trainer.operate.results import BEST, ResultTable, as_value
 from hpc_trainer.operate.torch_process import ask
 from hpc_trainer.operate.why import Why, explain
 from hpc_trainer.record.ledger import TRAINS, WORDS
@@ -59,6 +61,7 @@ class ReportedSweep:
 
     status: SweepStatus
     report: Report
+    table: ResultTable
 
 
 def has_plotly() -> bool:
@@ -97,15 +100,18 @@ class _Numbers:
         return bytes(self._data)
 
 
-def render_interactive(sweeps: Sequence[ReportedSweep], now: float | None = None) -> str:
+def render_interactive(
+    sweeps: Sequence[ReportedSweep], importance: Callable[[], Mapping[str, Any]], now: float | None = None
+) -> str:
     """Return the page of one sweep, or of several that are compared.
 
     Args:
         sweeps: the sweeps, ≥ 1.
+        importance: returns what `asked_importance` found; called last.
         now: the time that the page states, in seconds since the epoch; None: the present.
     """
     numbers = _Numbers()
-    data = _page_data(sweeps, numbers)
+    data = {**_page_data(sweeps, numbers), **importance()}
     made = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time.time() if now is None else now))
     data["made"] = f"made {made} by hpc-trainer report"
     folder = Path(__file__).parent
@@ -168,7 +174,7 @@ def _plain(value: Any) -> Any:
 
 
 def _page_data(sweeps: Sequence[ReportedSweep], numbers: _Numbers) -> dict[str, Any]:
-    tables = [result_table(sweep.status, typed=True) for sweep in sweeps]
+    tables = [sweep.table for sweep in sweeps]
     axes = list(dict.fromkeys(axis for table in tables for axis in table.axes))
     metrics = list(dict.fromkeys(name for table in tables for name in table.metrics))
     runs: list[dict[str, Any]] = []
@@ -198,7 +204,6 @@ def _page_data(sweeps: Sequence[ReportedSweep], numbers: _Numbers) -> dict[str, 
         "failures": [group for groups in explained for group in groups], "nodes": _nodes(sweeps),
         "scaling": [_scaling(number, study, places) for number, sweep in enumerate(sweeps)
                     for study in sweep.report.scaling],
-        **_importance(runs, axes, metrics),
     }  # fmt: skip
 
 
@@ -407,19 +412,25 @@ def _nodes(sweeps: Sequence[ReportedSweep]) -> list[dict[str, Any]]:
 # --- importance ---
 
 
-def _importance(runs: Sequence[Mapping[str, Any]], axes: Sequence[str], metrics: Sequence[str]) -> dict[str, Any]:
+@contextlib.contextmanager
+def asked_importance(tables: Sequence[ResultTable]) -> Iterator[Future[Mapping[str, Any]]]:
+    """Yield what will be the importance of each axis for each metric; a thread waits for the process that finds it."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(_importance, tables)
+
+
+def _importance(tables: Sequence[ResultTable]) -> Mapping[str, Any]:
     """Return the importance of each axis for each metric, and what to know about it; {} with too few runs."""
-    varied = [axis for axis in axes if len({str(run["cells"].get(axis)) for run in runs}) > 1]
+    rows = [row for table in tables for row in table.rows]
+    axes = dict.fromkeys(axis for table in tables for axis in table.axes)
+    metrics = list(dict.fromkeys(name for table in tables for name in table.metrics))
+    varied = [axis for axis in axes if len({str(row.get(axis)) for row in rows}) > 1]
     asked = {}
     for metric in metrics[:_MOST_METRICS]:
-        whole = [
-            run["cells"]
-            for run in runs
-            if run["cells"]["state"] == "COMPLETED" and _is_finite(run["cells"].get(metric))
-        ]
-        if len(whole) >= _FEWEST_RUNS and len({cells[metric] for cells in whole}) > 1:
-            columns = [[_plain(cells.get(axis)) for cells in whole] for axis in varied]
-            asked[metric] = {"columns": columns, "targets": [float(cells[metric]) for cells in whole]}
+        whole = [row for row in rows if row["state"] == RunState.COMPLETED.value and _is_finite(row.get(metric))]
+        if len(whole) >= _FEWEST_RUNS and len({row[metric] for row in whole}) > 1:
+            columns = [[_plain(_axis_value(row.get(axis))) for row in whole] for axis in varied]
+            asked[metric] = {"columns": columns, "targets": [float(row[metric]) for row in whole]}
     if not asked or not varied:
         return {}
     try:

@@ -18,6 +18,7 @@ import pytest
 from hpc_trainer.cli.main import main
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.states import DONE, RunState
+from hpc_trainer.record.status import read_status
 from tests.unit.record.builders import make_spec, make_specs
 from tests.unit.record.sweeps import SweepOnDisk
 from tests.unit.slurm.fake_slurm import FakeSlurm
@@ -262,6 +263,48 @@ def _scaled_sweep(folder: Path) -> SweepOnDisk:
         sweep.end(index, state=RunState.COMPLETED, cause="done")
         sweep.done(index, eval_loss=0.5)
     return sweep
+
+
+def test_report_compares_sweeps_and_needs_plotly_for_it(
+    cli: Cli, runs_dir: Path, fake_slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = _scaled_sweep(runs_dir / "first"), _scaled_sweep(runs_dir / "second")
+    code, out, errors = cli("report", "first", "second", "--json")
+    document = strict(out)
+    assert (code, errors, [each["sweep"] for each in document["sweeps"]]) == (0, "", ["first", "second"])
+    assert document["page"] == str(first.paths.folder / "compare.html")
+    assert Path(document["page"]).read_text().count("<title>first and second</title>") == 1
+    assert not (second.paths.folder / "compare.html").exists()
+    code, _, errors = cli("report", "first", "second", "--plain")
+    assert (code, "--plain is a page of one sweep" in errors) == (2, True)
+    code, _, errors = cli("report", "first", "second", "--sweep", "first")
+    assert (code, "Name all of them without --sweep" in errors) == (2, True)
+    code, _, errors = cli("report", "first", "second", "--watch")
+    assert (code, "--watch follows one sweep" in errors) == (2, True)
+    monkeypatch.setattr("hpc_trainer.cli.report_verbs.has_plotly", lambda: False)
+    code, _, errors = cli("report", "first", "second")
+    assert (code, "pip install 'hpc_trainer[report]'" in errors) == (2, True)
+    code, out, _ = cli("report", "first")
+    assert "pip install 'hpc_trainer[report]'" in out
+    assert "<svg" in (first.paths.folder / "report.html").read_text(), "the page of still pictures"
+
+
+def test_report_watch_writes_anew_until_the_runs_have_ended(
+    cli: Cli, runs_dir: Path, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = _scaled_sweep(runs_dir / "scaled")
+    statuses = [read_status(sweep.paths), read_status(sweep.paths)]
+    sweep.run(1).marker(DONE).unlink()
+    statuses.insert(0, read_status(sweep.paths))
+    assert statuses[0].counts != statuses[1].counts
+    sweep.mark(DONE, 1)
+    monkeypatch.setattr("hpc_trainer.cli.report_verbs.looks", lambda *_: iter(statuses))
+    monkeypatch.setattr("hpc_trainer.cli.report_verbs._LEAST_PAUSE_S", 0.0)
+    monkeypatch.setattr("hpc_trainer.cli.report_verbs._SHARE", 1e9)
+    code, out, _ = cli("report", "--watch", "--plain")
+    pages = [line for line in out.splitlines() if "Page: " in line]
+    assert (code, len(pages)) == (0, 3), "a look without news writes nothing; the end does"
+    assert "2 COMPLETED" in pages[1]
 
 
 def test_report_in_json_and_words(cli: Cli, runs_dir: Path, fake_slurm: FakeSlurm, tmp_path: Path) -> None:

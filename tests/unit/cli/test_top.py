@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.cli import top
+from hpc_trainer.cli import top_views
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.record.reading import is_there
 from hpc_trainer.record.states import CANCEL, HOLD
@@ -18,7 +18,10 @@ from tests.unit.operate.test_report_interactive import make_sweep
 from tests.unit.record.sweeps import SweepOnDisk
 
 pytestmark = pytest.mark.usefixtures("no_slurm")
-textual = pytest.importorskip("textual", reason="textual is not installed: pip install 'hpc_trainer[top]'")
+pytest.importorskip("textual", reason="textual is not installed: pip install 'hpc_trainer[top]'")
+
+from hpc_trainer.cli.top import TopApp, run_top  # noqa: E402
+
 PATIENCE_S = 120.0
 EVIL = "[bold red]x[/]\x1b]0;owned\x07"
 
@@ -40,7 +43,7 @@ def play(sweep: SweepOnDisk, steps: Callable) -> None:
     """Run the screen without a terminal, and the steps of a user."""
 
     async def run() -> None:
-        app = top.make_app(sweep.paths.folder.parent, sweep.paths)
+        app = TopApp(sweep.paths.folder.parent, sweep.paths)
         async with app.run_test(size=(130, 44)) as pilot:
 
             async def wait(condition: Callable[[], object], what: str) -> None:
@@ -101,25 +104,25 @@ def test_keys_ask_and_then_run_the_verb(sweep: SweepOnDisk) -> None:
 
 def test_it_looks_as_rarely_as_watch(sweep: SweepOnDisk) -> None:
     status = read_status(sweep.paths)
-    assert top.next_pause_s(None) == 10.0
-    assert top.next_pause_s(status) >= 2.0
+    assert top_views.next_pause_s(None) == 10.0
+    assert top_views.next_pause_s(status) >= 2.0
 
 
-def test_without_textual_a_message_names_the_extra(sweep: SweepOnDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(top.importlib.util, "find_spec", lambda name: None)
+def test_without_textual_a_message_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(top_views.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'hpc_trainer\[top\]'.*status --watch"):
-        top.run_top("mine", sweep.paths.folder.parent)
+        top_views.check_textual()
 
 
 def test_a_pipe_gets_no_screen(sweep: SweepOnDisk, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match="top needs a terminal"):
-        top.run_top("mine", sweep.paths.folder.parent)
+        run_top("mine", sweep.paths.folder.parent)
 
 
 def test_a_plot_fills_its_lines() -> None:
-    lines = top._plot("loss", [(0, 3.0), (10, 1.0), (20, 2.0)], 30, 5)
+    lines = top_views._plot("loss", [(0, 3.0), (10, 1.0), (20, 2.0)], 30, 5)
     assert lines[0].startswith("loss: 2, from 1 to 3, step")
     assert [len(line) for line in lines] == [30] * 6
     assert lines[1][0] != chr(0x2800), "the highest value is at the top left"
     assert lines[5].strip(chr(0x2800)), "the least is at the bottom"
-    assert len(top._plot("x", [(1, 1.0)], 10, 3)) == 4
+    assert len(top_views._plot("x", [(1, 1.0)], 10, 3)) == 4

@@ -12,7 +12,14 @@ from typing import Any
 import pytest
 
 from hpc_trainer.operate.report.data import build_report
-from hpc_trainer.operate.report.interactive import ReportedSweep, has_plotly, points_a_curve, render_interactive
+from hpc_trainer.operate.report.interactive import (
+    ReportedSweep,
+    asked_importance,
+    has_plotly,
+    points_a_curve,
+    render_interactive,
+)
+from hpc_trainer.operate.results import result_table
 from hpc_trainer.record.metrics import read_metrics, sampled_metrics
 from hpc_trainer.record.reading import Faults
 from hpc_trainer.record.states import RunState
@@ -68,7 +75,10 @@ def page_of(*sweeps: SweepOnDisk) -> str:
     most = points_a_curve(sum(len(sweep.specs) for sweep in sweeps))
     statuses = [read_status(sweep.paths, is_look=True) for sweep in sweeps]
     reports = [build_report(status, most_points=most) for status in statuses]
-    return render_interactive([ReportedSweep(*pair) for pair in zip(statuses, reports, strict=True)], now=0.0)
+    tables = [result_table(status, typed=True) for status in statuses]
+    with asked_importance(tables) as asked:
+        parts = zip(statuses, reports, tables, strict=True)
+        return render_interactive([ReportedSweep(*part) for part in parts], asked.result, now=0.0)
 
 
 def test_of_many_lines_some_are_parsed_and_evaluations_are_kept(tmp_path: Path) -> None:
