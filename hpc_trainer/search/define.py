@@ -175,6 +175,8 @@ def _problems(search: Search, config: TrainConfig) -> Iterator[str]:
         )
     if settings.sampler is Sampler.quasi_random and len(space) > MOST_DIMENSIONS:
         yield f"search=quasi_random takes at most {MOST_DIMENSIONS} axes, not {len(space)}. Use search=random."
+    if settings.sampler is Sampler.cma_es and all(dimension.choices for dimension in space):
+        yield "search=cma_es models numbers, and all axes are lists of values. Use search=tpe, or interval(LOW,HIGH)."
     is_min = any(name in settings.metric.lower() for name in _SMALLER_IS_BETTER)
     is_known = settings.metric in {*config.task.evaluated, "loss"}
     if is_known and is_min != (settings.mode is SearchMode.min):

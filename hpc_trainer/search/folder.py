@@ -196,6 +196,8 @@ class Trial:
     """Names of the metrics that a complete or paused run has."""
     is_with_sweep: bool = False
     """True if the trial was cancelled together with its whole sweep."""
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    """State of the sampler after it drew the trial (`samplers.Draw`)."""
 
     @property
     def is_over(self) -> bool:
@@ -257,7 +259,7 @@ def read_trial(run: RunPaths, spec: RunSpec, more: Mapping[str, Any], metric: st
     until = max([rungs[0], *lets]) if rungs else None
     made = Trial(
         number=more["number"], run_id=spec.run_id, params=more["params"], rungs=rungs, state=RunState.RUNNING,
-        until=None if until is None or until >= spec.num_steps else until,
+        until=None if until is None or until >= spec.num_steps else until, attributes=more.get("attributes", {}),
     )  # fmt: skip
     if CANCEL in names and DONE not in names:
         with_sweep = (read_json(run.marker(CANCEL), faults) or {}).get("with_sweep") is True

@@ -22,7 +22,7 @@ from hpc_trainer.record.rungs import promote
 from hpc_trainer.record.spec import RunSpec, claim_spec
 from hpc_trainer.record.states import RunState
 from hpc_trainer.search.folder import Search, Trial, Trials, value_for_sampler
-from hpc_trainer.search.samplers import OF_OPTUNA, WITH_RUNGS, Told, draw
+from hpc_trainer.search.samplers import OF_OPTUNA, WITH_RUNGS, Draw, Told, draw
 from hpc_trainer.search.space import Params, num_points
 
 # A point that another trial has is drawn again this often; then a finite space is looked through.
@@ -176,18 +176,17 @@ def new_trial(search: Search, known: Sequence[Trial]) -> tuple[RunSpec, dict[str
     rungs = bracket_of(search, number)
     told = told_of(search, known) if settings.sampler in OF_OPTUNA else [Told(params={})] * number
     taken = {trial.run_id for trial in known}
-    params: Params
     for tries in range(_TRIES):
-        params = draw(
+        drawn = draw(
             search.space, settings.sampler, told, seed=settings.seed, is_max=search.is_max, tries=tries
         )  # fmt: skip
-        spec = search.spec_of(params, rungs)
+        spec = search.spec_of(drawn.params, rungs)
         if spec.run_id not in taken:
-            return spec, _record(number, params, rungs, known, tries)
+            return spec, _record(number, drawn, rungs, known, tries)
     for params in _every_point(search):
         spec = search.spec_of(params, rungs)
         if spec.run_id not in taken:
-            return spec, _record(number, params, rungs, known, _TRIES)
+            return spec, _record(number, Draw(params=dict(params)), rungs, known, _TRIES)
     return None
 
 
@@ -208,11 +207,12 @@ def _every_point(search: Search) -> list[Params]:
     return made  # type: ignore[return-value]
 
 
-def _record(number: int, params: Params, rungs: Sequence[int], known: Sequence[Trial], tries: int) -> dict[str, object]:
+def _record(number: int, drawn: Draw, rungs: Sequence[int], known: Sequence[Trial], tries: int) -> dict[str, object]:
     return {
-        "number": number, "params": dict(params), "rungs": list(rungs), "tries": tries,
+        "number": number, "params": drawn.params, "rungs": list(rungs), "tries": tries,
         "known": [trial.number for trial in known if trial.is_over],
         "at_work": [trial.number for trial in known if not trial.is_over],
+        **({"attributes": drawn.attributes} if drawn.attributes else {}),
     }  # fmt: skip
 
 
@@ -222,7 +222,7 @@ def told_of(search: Search, known: Sequence[Trial]) -> list[Told]:
     return [
         Told(
             params=trial.params, value=value, at_rungs=_finite(trial.at_rungs),
-            has_failed=value is None and trial.is_over,
+            has_failed=value is None and trial.is_over, attributes=trial.attributes,
         )
         for trial, value in zip(known, values, strict=True)
     ]  # fmt: skip

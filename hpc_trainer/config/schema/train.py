@@ -285,6 +285,7 @@ class Sampler(str, enum.Enum):
     quasi_random = "quasi_random"
     tpe = "tpe"
     gp = "gp"
+    cma_es = "cma_es"
     asha = "asha"
     hyperband = "hyperband"
     asha_tpe = "asha_tpe"
