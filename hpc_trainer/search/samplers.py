@@ -21,7 +21,7 @@ from typing import Any
 
 from hpc_trainer.config.schema.train import Sampler
 from hpc_trainer.errors import ConfigError, HpcTrainerError
-from hpc_trainer.search.space import Dimension, Params, Value, draw_quasi_random, draw_random
+from hpc_trainer.search.space import Dimension, Params, Value, draw_quasi_random, draw_random, is_active
 
 OF_OPTUNA = (Sampler.tpe, Sampler.gp, Sampler.cma_es, Sampler.asha_tpe)
 """Samplers that need Optuna."""
@@ -89,9 +89,28 @@ def _ask(
         distributions = {dimension.key: distribution(optuna, dimension) for dimension in space}
         for trial in told:
             study.add_trial(_frozen(optuna, trial, distributions))
-        asked = study.ask(distributions)
+        asked = study.ask()
+        params: dict[str, Value] = {}
+        for dimension in space:
+            if is_active(dimension, params):
+                params[dimension.key] = _suggest(asked, dimension)
         attributes = study.get_trials(deepcopy=False)[asked.number].system_attrs if sampler is Sampler.cma_es else {}
-        return dict(asked.params), dict(attributes)
+        return params, dict(attributes)
+
+
+def _suggest(trial: Any, dimension: Dimension) -> Value:
+    """Return Optuna's value of one dimension of a trial."""
+    value: Value
+    if dimension.choices:
+        value = trial.suggest_categorical(dimension.key, dimension.choices)
+    elif dimension.is_whole:
+        low, high, step = int(dimension.low), int(dimension.high), int(dimension.step or 1)
+        value = trial.suggest_int(dimension.key, low, high, step=step, log=dimension.is_log)
+    else:
+        value = trial.suggest_float(
+            dimension.key, dimension.low, dimension.high, step=dimension.step, log=dimension.is_log
+        )  # fmt: skip
+    return value
 
 
 def _cma_es(optuna: Any, seed: int) -> Any:
@@ -203,7 +222,7 @@ def _frozen(optuna: Any, told: Told, distributions: Any) -> Any:
         state = states.COMPLETE
     rungs = {} if state is states.COMPLETE else dict(told.at_rungs)
     return optuna.trial.create_trial(
-        state=state, params=dict(told.params), distributions=distributions,
+        state=state, params=dict(told.params), distributions={key: distributions[key] for key in told.params},
         value=told.value if state is states.COMPLETE else None, intermediate_values=rungs,
         system_attrs=dict(told.attributes),
     )  # fmt: skip
