@@ -318,13 +318,16 @@ class Slot:
         return self._leave()
 
     def _preload(self) -> None:
-        """Import what every run needs before the first fork, so that no run pays for it."""
+        """Import and find out what every run needs before the first fork, so that no run pays for it."""
         import psutil  # noqa: F401
 
         import hpc_trainer.worker.program
+        from hpc_trainer.worker.begin import share_records
 
         codecs.lookup("idna")  # for the first socket
-        contributions("samplers")
+        for hook in ("samplers", "ends"):
+            contributions(hook)
+        share_records(self._config)
         if self._config.train.command is None:
             import hpc_trainer.worker.attempt  # noqa: F401  (with torch, which no process here has used yet)
         gc.collect()

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from tests.unit.record.builders import make_specs
 from tests.unit.record.sweeps import SweepOnDisk
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
+_ROOT = Path(__file__).resolve().parents[3]
 _GONE = f"{os.uname().nodename}:1:1.00"
 """Name of a process of this machine that is not alive: process 1 began at another time."""
 
@@ -250,6 +252,47 @@ def test_a_stopped_pool_gives_its_runs_back_and_a_killed_slot_takes_its_run_alon
     assert sorted(state.value for state in states.values()) == ["NEW", "PREEMPTED", "PREEMPTED"]
     (end,) = [line for line in (slots[1] / "attempt-000.jsonl").read_text().splitlines() if '"end"' in line]
     assert json.loads(end)["state"] == "PREEMPTED"
+
+
+_WATCHED = """
+import sys
+from collections import Counter
+from pathlib import Path
+from hpc_trainer.runtime.stop import StopFlag
+from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.worker import rank
+from hpc_trainer.worker.slot import run_slot
+
+def run_turn(sweep, spec, *others):
+    told, before = [], set(sys.modules)
+    sys.addaudithook(lambda event, values: told.append((event, str(*values[:1]))))
+    code = rank.run_turn(sweep, spec, *others)
+    lines = [f"import {name}\\n" for name in sys.modules if name not in before]
+    lines += [f"{event} {value}\\n" for event, value in told if event in {"open", "subprocess.Popen"}]
+    Path(sweep.folder, f"{spec.run_id}.told").write_text("".join(lines))
+    return code
+
+if __name__ == "__main__":
+    stop = StopFlag()
+    stop.install()
+    sys.exit(run_slot(SweepPaths(Path(sys.argv[1])), sys.argv[2], stop, run_turn, slots=1))
+"""
+
+
+def test_a_run_of_a_slot_imports_nothing_starts_one_process_and_opens_few_files(tmp_path: Path) -> None:
+    """All else is done once a slot: each start of a program would pay for it."""
+    specs = make_specs(2, "cluster=local", train__command="true", train__command_dir=str(tmp_path))
+    sweep = SweepOnDisk(tmp_path / "runs" / "sweep", specs)
+    pool = _pool(sweep, "local", "vm:1:1.0", slots=1)
+    words = [sys.executable, "-c", _WATCHED, str(sweep.paths.folder), pool.uuid]
+    subprocess.run(words, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(_ROOT)}, check=True, timeout=300)
+    for spec in specs:
+        told = Path(sweep.paths.folder, f"{spec.run_id}.told").read_text().splitlines()
+        kinds = Counter(line.partition(" ")[0] for line in told)
+        assert [line for line in told if line.startswith("import")] == []
+        assert [line for line in told if line.startswith("subprocess")] == ["subprocess.Popen true"]
+        assert kinds["open"] <= 80, told
+    assert read_status(sweep.paths).counts == {"COMPLETED": 2}
 
 
 def _attempts(sweep: SweepOnDisk, spec: RunSpec) -> list[Attempt]:
