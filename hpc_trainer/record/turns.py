@@ -12,6 +12,7 @@ own files tell it again.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import time
 from collections.abc import Iterable, Iterator
@@ -172,6 +173,7 @@ class Turns:
         """Run id -> the end of its newest turn that has ended."""
         self.faults = Faults()
         self._read: dict[str, int] = {}  # slot -> bytes of its ends that were read
+        self._whole_s: list[float] = []  # of each run that was completed in its first turn, sorted
         self._own = None if holder is None else OwnLines(Path(sweep.at(holder.slot)) / "ends.jsonl")
 
     def begin(self) -> None:
@@ -213,7 +215,10 @@ class Turns:
                 yield TurnEnd(**values)
 
     def _take_end(self, end: TurnEnd) -> None:
-        if end.run_id not in self.ends or self.ends[end.run_id].turn <= end.turn:
+        known = self.ends.get(end.run_id)
+        if known is None and end.turn == 0 and end.state is RunState.COMPLETED:
+            bisect.insort(self._whole_s, end.seconds)
+        if known is None or known.turn <= end.turn:
             self.ends[end.run_id] = end
 
     def end_of(self, run_id: str) -> TurnEnd | None:
@@ -252,6 +257,9 @@ class Turns:
         with contextlib.suppress(OSError):
             self._own.append([record])
 
-    def seconds_of_whole_runs(self) -> list[float]:
-        """Return the durations of the turns in which a run was completed in its first turn, so from begin to end."""
-        return [end.seconds for end in self.ends.values() if end.state is RunState.COMPLETED and end.turn == 0]
+    @property
+    def median_s(self) -> float | None:
+        """Median seconds of the runs that were completed in their first turn, from begin to end; None if none was."""
+        if not self._whole_s:
+            return None
+        return (self._whole_s[len(self._whole_s) // 2] + self._whole_s[(len(self._whole_s) - 1) // 2]) / 2

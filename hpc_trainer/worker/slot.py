@@ -19,7 +19,6 @@ import os
 import select
 import signal
 import socket
-import statistics
 import sys
 import time
 import traceback
@@ -34,7 +33,7 @@ from hpc_trainer.record.files import set_umask
 from hpc_trainer.record.journal import Attempt, Journal
 from hpc_trainer.record.last_words import NOT_STARTED
 from hpc_trainer.record.layout import RunPaths, SweepPaths
-from hpc_trainer.record.processes import is_alive, process_name
+from hpc_trainer.record.processes import is_alive, open_pidfd, process_name
 from hpc_trainer.record.reading import is_storage_error, is_there, look_anew, names_in
 from hpc_trainer.record.spec import RunSpec, read_specs
 from hpc_trainer.record.states import CANCEL, DONE, POOL, RunState
@@ -95,14 +94,22 @@ class RunSource(Protocol):
 
 
 class ListedRuns:
-    """Runs that the pool's submission lists, in its order; then those that were given back or that a dead slot left."""
+    """Runs that the pool's submission lists, in its order; then those that were given back or that a dead slot left.
 
-    def __init__(self, sweep: SweepPaths, pool: Submission, specs: dict[str, RunSpec]) -> None:
+    Of N slots each begins with every N-th run, so that slots seldom reach for the same one: each time they do, a folder
+    with a name for each run that was taken has to be listed.
+    """
+
+    def __init__(self, sweep: SweepPaths, pool: Submission, specs: dict[str, RunSpec], element: int = 0) -> None:
         self._sweep, self._pool = sweep, pool
         self._specs = {run_id: specs[run_id] for run_id in pool.run_ids if run_id in specs}
         if not self._specs:
             raise RunStateError(f"{sweep.specs} holds none of the {len(pool.run_ids)} runs of this pool.")
-        self._fresh = list(reversed(self._specs))
+        run_ids, slots = list(self._specs), max(1, pool.slots)
+        # Of another slot's share the last run first: the other slot gets there last.
+        others = [run_id for step in range(1, slots) for run_id in reversed(run_ids[(element + step) % slots :: slots])]
+        self._fresh = [*run_ids[element % slots :: slots], *others][::-1]
+        self._num_others = len(others)
         self._order: dict[str, int] = {}
 
     @property
@@ -113,13 +120,15 @@ class ListedRuns:
     def next_run(self, turns: Turns, place: int) -> tuple[RunSpec, Turn] | None:
         """Claim the first run that nobody has taken yet, or else one that was given back or left."""
         while self._fresh:
+            if len(self._fresh) == self._num_others:
+                turns.look()
             run_id = self._fresh.pop()
             if run_id in turns.newest:
                 continue
             turn = turns.take(run_id, place)
             if turn is not None:
                 return self._specs[run_id], turn
-            turns.look()  # others are ahead of us in the list
+            turns.look()  # another slot is ahead of this one
         turns.look()
         self._order = {each.uuid: number for number, each in enumerate(read_submissions(self._sweep))}
         queue = Queue()
@@ -239,8 +248,8 @@ def _attempt_of(paths: RunPaths, turn: Turn) -> Attempt | None:
     return next((each for each in Journal(paths).read() if (each.job_id, each.restart_count) == key), None)
 
 
-def source_of(sweep: SweepPaths, pool: Submission) -> RunSource:
-    """Return where the pool's runs come from: what a domain contributes (hook `run_sources`), or the listed runs."""
+def source_of(sweep: SweepPaths, pool: Submission, element: int) -> RunSource:
+    """Return where a slot's runs come from: what a domain contributes (hook `run_sources`), or the listed runs."""
     specs = read_specs(sweep)
     if pool.source is not None:
         for make in contributions("run_sources"):
@@ -248,7 +257,7 @@ def source_of(sweep: SweepPaths, pool: Submission) -> RunSource:
             if source is not None:
                 return source
         raise RunStateError(f"{sweep.folder}: the pool's runs come from {pool.source!r}, which is not installed here.")
-    return ListedRuns(sweep, pool, specs)
+    return ListedRuns(sweep, pool, specs, element)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -281,7 +290,7 @@ class Slot:
         self, sweep: SweepPaths, pool: Submission, element: int, env: RankEnv, stop: StopFlag, run_turn: RunTurn
     ) -> None:
         self._sweep, self._stop, self._run_turn = sweep, stop, run_turn
-        self._source = source_of(sweep, pool)
+        self._source = source_of(sweep, pool, element)
         self._config: TrainConfig = self._source.template.typed()
         set_umask(self._config.paths.group_readable)
         holder = Holder(
@@ -365,8 +374,7 @@ class Slot:
         if end_time is None:
             return True
         least_s = _START_PROGRAM_S if self._config.train.command is not None else _START_S
-        known = self._turns.seconds_of_whole_runs()
-        whole_s = statistics.median(known) if known else 0.0
+        whole_s = self._turns.median_s or 0.0
         if whole_s < 60 * shape.time_limit_min - shape.signal_lead_s - least_s:
             least_s = max(least_s, whole_s)
         return end_time - time.time() - shape.signal_lead_s >= least_s
@@ -379,7 +387,7 @@ class Slot:
         sys.stderr.flush()
         for rank in range(place.spec.shape.world_size):
             pid = _fork(functools.partial(self._run_rank, place, rank))
-            place.ranks[pid] = _pidfd(pid)
+            place.ranks[pid] = open_pidfd(pid)
 
     def _run_rank(self, place: _Place, rank: int) -> int:
         """Run one rank in its new process, and return its exit code."""
@@ -477,13 +485,6 @@ def _fork(work: Callable[[], int]) -> int:
                 sys.stdout.flush()
                 sys.stderr.flush()
             os._exit(int(code))
-
-
-def _pidfd(pid: int) -> int:
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):  # Linux before 5.3
-        return -1
 
 
 def _places(count: int, spec: RunSpec, element: int, env: RankEnv) -> list[_Place]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from hpc_trainer.record.files import claim
 from hpc_trainer.record.journal import Attempt, Journal
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.processes import process_name
@@ -56,8 +57,8 @@ def _turns(sweep: SweepOnDisk, pool: Submission, element: int, process: str, res
     return turns
 
 
-def _source(sweep: SweepOnDisk, pool: Submission) -> ListedRuns:
-    return ListedRuns(sweep.paths, pool, read_specs(sweep.paths))
+def _source(sweep: SweepOnDisk, pool: Submission, element: int = 0) -> ListedRuns:
+    return ListedRuns(sweep.paths, pool, read_specs(sweep.paths), element)
 
 
 def _taken(source: ListedRuns, turns: Turns) -> tuple[str, int] | None:
@@ -68,6 +69,33 @@ def _taken(source: ListedRuns, turns: Turns) -> tuple[str, int] | None:
 @pytest.fixture
 def sweep(tmp_path: Path) -> SweepOnDisk:
     return SweepOnDisk(tmp_path / "runs" / "sweep", make_specs(2, "cluster=local"))
+
+
+def test_slots_seldom_reach_for_the_same_run_and_one_takes_what_the_other_has_not_come_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim that another has costs a file and a look at all names, which 8 slots would pay for each run."""
+    sweep = SweepOnDisk(tmp_path / "runs" / "sweep", make_specs(30, "cluster=local"))
+    pool = _pool(sweep, "local", "vm:1:1.0", slots=3)
+    slots = [(_source(sweep, pool, element), _turns(sweep, pool, element, process_name())) for element in range(3)]
+    tried: list[Path] = []
+
+    def counted(path: Path, content: bytes) -> bool:
+        tried.append(path)
+        return claim(path, content)
+
+    monkeypatch.setattr("hpc_trainer.record.turns.claim", counted)
+    taken: list[tuple[int, str]] = []
+    for element in [*range(3)] * 5 + [0] * 20:  # then the other slots are busy
+        found = _taken(*slots[element])
+        if found is not None:
+            taken.append((element, found[0]))
+            assert found[1] == 0
+    assert [run_id for _, run_id in taken[:15]] == [spec.run_id for spec in sweep.specs[:15]]
+    assert sorted(run_id for _, run_id in taken) == sorted(spec.run_id for spec in sweep.specs)
+    assert len(tried) == 30
+    reached = [sum(1 for one, _ in taken if one == element) for element in range(3)]
+    assert reached == [20, 5, 5]
 
 
 def test_what_a_dead_slot_left_is_taken_over_and_what_it_had_finished_is_not(sweep: SweepOnDisk) -> None:
