@@ -24,6 +24,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar, Protocol
 
 from hpc_trainer.config.schema.train import TrainConfig
@@ -36,11 +37,12 @@ from hpc_trainer.record.layout import RunPaths, SweepPaths
 from hpc_trainer.record.processes import is_alive, open_pidfd, process_name
 from hpc_trainer.record.reading import is_storage_error, is_there, look_anew, names_in
 from hpc_trainer.record.spec import RunSpec, read_specs
-from hpc_trainer.record.states import CANCEL, DONE, POOL, RunState
+from hpc_trainer.record.states import CANCEL, DONE, HOLD, POOL, RunState
 from hpc_trainer.record.submissions import Submission, read_submissions
 from hpc_trainer.record.turns import (
     Holder,
     Turn,
+    TurnEnd,
     Turns,
     pool_job,
     read_turn,
@@ -60,6 +62,10 @@ _PR_SET_PDEATHSIG = 1  # prctl(2)
 # Seconds between looks for runs that other slots gave back, while a place of this slot is free and another works.
 _AGAIN_S, _LONGEST_AGAIN_S = 30.0, 600.0
 _IDLE_S = 5.0
+# Seconds without a change of a run's heartbeat after which a slot that has other work asks Slurm for the run's slot.
+_SILENT_S = 120.0
+# A slot may begin so many seconds before the record of its pool is written for the last time.
+_CONFIRMED_S = 120.0
 # Longest wait for the end of a process before the stop flag is looked at again.
 _WAIT_S = 1.0
 # Seconds that a run must have besides the stop's lead, if no duration is known: a start of Python and torch.
@@ -123,7 +129,7 @@ class ListedRuns:
             if len(self._fresh) == self._num_others:
                 turns.look()
             run_id = self._fresh.pop()
-            if run_id in turns.newest:
+            if run_id in turns.newest or is_held(self._sweep, run_id):
                 continue
             turn = turns.take(run_id, place)
             if turn is not None:
@@ -142,16 +148,41 @@ class ListedRuns:
     def _may_take(self, run_id: str, turns: Turns, queue: Queue) -> bool:
         number = turns.newest.get(run_id)
         if number is None:
-            return True
+            return not is_held(self._sweep, run_id)
         end = turns.end_of(run_id)
         if end is not None:
-            return not self._is_later(end.uuid) and not (end.is_final and end.uuid == self._pool.uuid)
+            return self._is_given_back(end) and not is_held(self._sweep, run_id)
         turn = read_turn(self._sweep, run_id, number, turns.faults)
-        if turn is None or turns.holder is None or self._is_later(turn.holder.uuid):
+        if turn is None:
+            return self._is_older(turns.path(run_id)) and not is_held(self._sweep, run_id)
+        if turns.holder is None or self._is_later(turn.holder.uuid) or is_held(self._sweep, run_id):
+            return False
+        is_on_slurm = turn.holder.job_id[:1].isdecimal() and turn.holder.slot != turns.holder.slot
+        if is_on_slurm and turns.has_own and turns.shows_life(run_id, self._silent_s):
             return False
         if not _is_left(self._sweep, turn, turns.holder, queue):
             return False
         return not _settle(self._sweep, turn, turns)
+
+    @property
+    def _silent_s(self) -> float:
+        every_s: float = self.template.config["monitor"]["heartbeat_every_s"]
+        return max(_SILENT_S, 10 * every_s)
+
+    def _is_older(self, path: Path) -> bool:
+        """Return True if a claim that cannot be read is older than this pool, by the clock of the file server.
+
+        `submit` lists only runs that no slot has: a slot of an earlier pool, which is gone, made the claim.
+        """
+        own = self._sweep.intents / f"{self._pool.uuid}.json"
+        try:
+            return path.stat().st_mtime < own.stat().st_mtime - _CONFIRMED_S
+        except OSError:
+            return False
+
+    def _is_given_back(self, end: TurnEnd) -> bool:
+        """Return True if the run may go on in this pool after this end."""
+        return not self._is_later(end.uuid) and not (end.is_final and end.uuid == self._pool.uuid)
 
     def _is_later(self, uuid: str) -> bool:
         """Return True for a submission after this pool's, or one that is not known: the run is its."""
@@ -167,12 +198,17 @@ class ListedRuns:
 
     def _is_open(self, run_id: str, turns: Turns) -> bool:
         if run_id not in turns.newest:
-            return True
+            return not is_held(self._sweep, run_id)
         end = turns.end_of(run_id)
         if end is not None:
-            return not self._is_later(end.uuid) and not (end.is_final and end.uuid == self._pool.uuid)
+            return self._is_given_back(end) and not is_held(self._sweep, run_id)
         turn = read_turn(self._sweep, run_id, turns.newest[run_id], turns.faults)
         return turn is not None and turns.holder is not None and turn.holder.slot == turns.holder.slot
+
+
+def is_held(sweep: SweepPaths, run_id: str) -> bool:
+    """Return True if a hold keeps this run from starting; that of the whole sweep is looked at by `Slot`."""
+    return is_there(sweep.run(run_id).marker(HOLD))
 
 
 class Queue:
@@ -320,7 +356,7 @@ class Slot:
             busy = [place for place in self._places if place.turn is not None]
             if busy:
                 self._wait(busy)
-            elif self._must_leave() or self._source.is_empty(self._turns):
+            elif self._must_leave() or self._is_held() or self._source.is_empty(self._turns):
                 break
             else:
                 time.sleep(_IDLE_S)  # the source waits for what other slots find out
@@ -348,6 +384,8 @@ class Slot:
         is_busy = len(free) < len(self._places)
         if not free or (is_busy and time.monotonic() - self._looked < self._again_s):
             return
+        if self._is_held():
+            return
         for place in free:
             if self._must_leave():
                 return
@@ -358,6 +396,10 @@ class Slot:
                 return
             place.spec, place.turn = found
             self._start(place)
+
+    def _is_held(self) -> bool:
+        """Return True if the sweep is held: the slot takes no run, and ends once those that it has are done."""
+        return is_there(self._sweep.hold, parents=0)
 
     def _must_leave(self) -> bool:
         if not self._stop.is_set and is_there(self._paths.marker(CANCEL)):
@@ -458,8 +500,11 @@ class Slot:
     def _leave(self) -> int:
         """Record the slot's end; bring its job back if the pool has runs for it."""
         self._turns.look()
-        if self._source.is_empty(self._turns):
-            Journal(self._paths).end(self._attempt, state=RunState.COMPLETED, cause="done")
+        is_held = self._is_held()
+        if is_held or self._source.is_empty(self._turns):
+            if is_held:
+                print(f"{self._sweep.name} is held: this slot ends.", flush=True)
+            Journal(self._paths).end(self._attempt, state=RunState.COMPLETED, cause="held" if is_held else "done")
             return ExitCode.OK
         self._stop.request(DEADLINE)  # unless a signal came: the time left is too short
         ended = Stop(
@@ -519,6 +564,8 @@ def _state_after(paths: RunPaths, turn: Turn, place: _Place, env: RankEnv) -> Ru
         return RunState.PREEMPTED  # it saved, and had no room to record its end
     journal = Journal(paths)
     code = min(place.codes, default=0)
+    if attempt is None and code == ExitCode.OK and HOLD in names:
+        return RunState.HELD  # the hold came after the claim
     if attempt is not None:
         message = "the ranks ended without a word: killed, or out of memory?"
         journal.end(attempt.attempt, state=RunState.FAILED, cause="killed", error={"message": message})
