@@ -30,7 +30,7 @@ from typing import ClassVar, Protocol
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ExitCode, RunStateError, SlurmError
-from hpc_trainer.record.files import set_umask
+from hpc_trainer.record.files import age_on_server_s, set_umask
 from hpc_trainer.record.journal import Attempt, Journal
 from hpc_trainer.record.last_words import NOT_STARTED
 from hpc_trainer.record.layout import RunPaths, SweepPaths
@@ -176,7 +176,7 @@ class ListedRuns:
         """
         own = self._sweep.intents / f"{self._pool.uuid}.json"
         try:
-            return path.stat().st_mtime < own.stat().st_mtime - _CONFIRMED_S
+            return age_on_server_s(path) > age_on_server_s(own) + _CONFIRMED_S
         except OSError:
             return False
 
