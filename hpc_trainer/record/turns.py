@@ -212,6 +212,11 @@ class Turns:
             else:
                 yield TurnEnd(**values)
 
+    def all_ends(self, slots: Iterable[str]) -> Iterator[TurnEnd]:
+        """Yield the end of every turn that these slots recorded, also of runs that had several; not after a look."""
+        for slot in slots:
+            yield from self._new_ends(slot)
+
     def _take_end(self, end: TurnEnd) -> None:
         if end.run_id not in self.ends or self.ends[end.run_id].turn <= end.turn:
             self.ends[end.run_id] = end
