@@ -37,17 +37,15 @@ from hpc_trainer.hardware.check import (
 from hpc_trainer.hardware.discover import (
     Choice,
     Discovery,
-    Proposal,
-    Written,
     access_to,
     check_choice,
     discover,
     preemption_of,
     qos_choices,
     user_groups,
-    write_files,
 )
 from hpc_trainer.hardware.rank_probe import clock_against_server, filesystem_of
+from hpc_trainer.hardware.site_files import Proposal, Written, write_files
 from hpc_trainer.launch.freeze import Grid
 from hpc_trainer.launch.grids import submit_grid
 from hpc_trainer.operate.cancel import cancel_runs
