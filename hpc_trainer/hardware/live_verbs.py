@@ -270,7 +270,8 @@ def run_check(
     (config,) = compose_profiles([name], overrides, folders)
     limits = read_inventory()
     shape = shape_of(config)
-    lines = check_lines(config, limits)
+    has_name = any(override.startswith("hardware.name=") for override in overrides)
+    lines = check_lines(config, limits, None if has_name else name)
     is_fit = all(line.verdict != WRONG for line in lines)
     if not as_json:
         print(as_typed(f"{name} on {limits.cluster}, Slurm {limits.version or 'of an unknown release'}"))
