@@ -121,7 +121,7 @@ def print_plan(plan: SweepPlan) -> None:
         )
     _say_limits(plan)
     if plan.waiting:
-        say(f"{len(plan.waiting)} run(s) wait in the sweep's own queue; a top-up job brings them in.")
+        say(f"{len(plan.waiting)} run(s) wait in the sweep's own queue; a top-up job submits them.")
     say(f"{_counts(plan)}. To submit: {plan.num_to_submit}, at most {gpu_hours(plan.gpu_hours_max)}.")
     _say_notes(plan, ())
     for problem in plan.problems:
@@ -260,7 +260,7 @@ def print_submitted(done: Submitted, *, has_next: bool = True) -> None:
         say(f"Submitted {len(array.run_ids)} run(s) on {array.hardware} to {slots}{where}.")
     _say_limits(plan)
     if outcome.waiting:
-        by = f"job {outcome.top_up} submits them as runs end" if outcome.top_up else "no job will bring them in"
+        by = f"job {outcome.top_up} submits them as runs end" if outcome.top_up else "no job will submit them"
         say(f"{len(outcome.waiting)} run(s) wait in the sweep's own queue; {by}.")
     if outcome.arrays and done.num_already:
         say(f"{done.num_already} run(s) were there already.")
