@@ -174,6 +174,7 @@ def _page() -> str:
         for name in dict.fromkeys(profile.cluster for profile in profiles):
             lines += [*_facts(str(name)), ""]
         lines += [*_sources(profiles), ""]
+    lines += _unconfirmed()
     lines += ["## Plain nodes", "", *_table(nodes), "", *_sources(nodes), ""]
     lines += ["## General", "", *_table(own), ""]
     return "\n".join(lines).rstrip() + "\n"
@@ -237,6 +238,22 @@ def _sources(profiles: list[Profile]) -> Iterator[str]:
     for text, users in of.items():
         names = ", ".join(f"`{user.name.rpartition('/')[2]}`" for user in users)
         yield f"- {names}: {_linked(text)}, checked {users[0]['checked']}"
+
+
+def _unconfirmed() -> Iterator[str]:
+    """Yield the figures that no document confirms: of each profile, and of each cluster file."""
+    yield "## Not confirmed"
+    yield ""
+    yield "Figures that no public document of the site confirms. `hardware check` compares them with the cluster."
+    yield ""
+    for profile in PROFILES:
+        told = [text.removeprefix("unverified ") for text in profile.sources if text.startswith("unverified ")]
+        yield from (f"- `hardware={profile.name}` {text}" for text in told)
+    for name in sorted({profile.cluster for profile in PROFILES if profile.cluster is not None}):
+        keys = site_of(read_cluster(name))["unverified"]
+        if keys:
+            yield f"- `cluster={name}`: {', '.join(f'`{key}`' for key in keys)}"
+    yield ""
 
 
 def _linked(text: str) -> str:
