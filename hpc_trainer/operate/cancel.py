@@ -51,9 +51,7 @@ def _elsewhere(runs: Sequence[RunStatus], cancelled: Sequence[str]) -> str:
     listed = ", ".join(run.run_id for run in runs[:5]) + (f" and {len(runs) - 5} more" if len(runs) > 5 else "")
     places = " and ".join(sorted({str(run.elsewhere) for run in runs}))
     done = f" Cancelled here: {', '.join(cancelled)}." if cancelled else ""
-    return (
-        f"{len(runs)} run(s) were {places}. Nothing of them was touched: {listed}. Run the same command there.{done}"
-    )
+    return f"{len(runs)} run(s) were {places}. Nothing of them was touched: {listed}. Run the same command there.{done}"
 
 
 def _cancel_here(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool, is_whole: bool) -> list[str]:
