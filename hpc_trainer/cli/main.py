@@ -261,6 +261,25 @@ def sweeps(
 
 
 @app.command(cls=Verb)
+def usage(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[SWEEP...]", help="Sweeps; none: all of yours.", autocompletion=complete_sweeps),
+    ] = None,
+    by: Annotated[
+        str, typer.Option("--by", metavar="COLUMNS", help="A row for each sweep, person, account or month; or several.")
+    ] = "sweep",
+    as_csv: Annotated[bool, typer.Option("--csv", help="All figures as CSV.")] = False,
+    runs_dir: RunsDir = None,
+    as_json: Json = False,
+) -> None:
+    """Count GPU- and core-hours: requested, used, redone, idle, and hours in the queue; one sacct for all sweeps."""
+    from hpc_trainer.cli.show_verbs import run_usage
+
+    run_usage(names or [], runs_dir, by=by, as_csv=as_csv, as_json=as_json)
+
+
+@app.command(cls=Verb)
 def show(
     run: Annotated[
         str, typer.Argument(metavar="RUN", help="A run's id, or its beginning or end.", autocompletion=complete_runs)

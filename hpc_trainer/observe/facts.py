@@ -101,8 +101,16 @@ class Facts:
     needs_s: Sequence[float] = ()
     """Seconds that each complete run of the sweep with the same shape and steps took, over all its attempts; at most
     the first `MOST_LIKE` runs."""
+    other_gpu_hours: float = 0.0
+    """GPU-hours of the sweep's other runs that wait or work; counted only if `budget.max_gpu_hours` is set."""
     measured: Figures | None = None
     """Figures of `hardware check --run` for the run's hardware."""
+
+    @property
+    def gpu_hours_left(self) -> float | None:
+        """GPU-hours that `budget.max_gpu_hours` leaves to this run; None without a budget."""
+        budget = self.config.budget.max_gpu_hours
+        return None if budget is None else budget - self.other_gpu_hours
 
     @property
     def is_shared_loop(self) -> bool:
@@ -148,9 +156,11 @@ def gather(status: SweepStatus, run: RunStatus, ask_limits: Callable[[], Limits]
     pace = pace_of(records, [attempt.resumed_step or 0 for attempt in run.attempts])
     memory = read_json(paths.memory, faults) or {}
     ledger = ledger_of_run(status, run)
+    config = run.spec.typed()
+    open_runs = () if config.budget.max_gpu_hours is None else status.open_runs.values()
     return Facts(
         run=run,
-        config=run.spec.typed(),
+        config=config,
         pace=pace if pace is None else dataclasses.replace(pace, lines=pace.lines * gap),
         memory={key: float(value) for key, value in memory.items() if _is_finite(value)},
         spent={} if ledger is None else {kind.value: seconds for kind, seconds in ledger.seconds.items()},
@@ -158,6 +168,9 @@ def gather(status: SweepStatus, run: RunStatus, ask_limits: Callable[[], Limits]
         stragglers=slow_at_end(read_stragglers(paths, faults)),
         ask_limits=ask_limits,
         needs_s=_needs(status, run),
+        other_gpu_hours=sum(
+            other.spec.shape.gpu_hours for other in open_runs if other.state.is_active and other.run_id != run.run_id
+        ),
         measured=None if run.submission is None else read_figures(run.submission.cluster, run.spec.hardware),
     )
 

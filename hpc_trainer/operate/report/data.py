@@ -15,7 +15,7 @@ from typing import Any
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.report.charts import thinned
-from hpc_trainer.operate.why import last_lines, meaning_of, more_memory
+from hpc_trainer.operate.why import advice_values, last_lines, meaning_of
 from hpc_trainer.record.ledger import RunLedger
 from hpc_trainer.record.metrics import SPEED, WORK, sampled_metrics
 from hpc_trainer.record.reading import is_number
@@ -244,8 +244,7 @@ def _hint(run: RunStatus) -> str | None:
     meaning = meaning_of(run)
     if meaning is None:
         return None
-    values = {"run": run.run_id, "found": meaning.matched, "memory": more_memory(run.spec.shape)}
-    return f"{meaning.says}: {meaning.advice[0].format(**values)}"
+    return f"{meaning.says}: {meaning.advice[0].format(**advice_values(run, meaning))}"
 
 
 def _number(value: object) -> float | None:
