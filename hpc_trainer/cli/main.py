@@ -376,9 +376,9 @@ def results(
 @app.command(cls=Verb)
 def top(name: SweepArgument = None, sweep: SweepOption = None, runs_dir: RunsDir = None) -> None:
     """Show sweeps, runs, curves, logs and explanations on the whole screen, with keys to cancel, retry and hold."""
-    from hpc_trainer.cli.top_views import check_textual
+    from hpc_trainer.config.packages import check_installed
 
-    check_textual()
+    check_installed("top, unlike status --watch,", "textual")
     from hpc_trainer.cli.top import run_top
 
     run_top(one_sweep(name, sweep), runs_dir)

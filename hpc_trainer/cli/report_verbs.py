@@ -12,13 +12,14 @@ from typing import Any
 from hpc_trainer.cli.common import counts_line, print_json, print_next, print_table, say, short_number, warn
 from hpc_trainer.cli.run_verbs import print_next_of_failed
 from hpc_trainer.cli.terminal import as_typed
+from hpc_trainer.config.packages import missing
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.find import configured_runs_dir, find_sweep, prepare_to_write
 from hpc_trainer.operate.report.data import POINTS_A_CURVE, WARMUP_STEPS, Report, Scaling, build_report
 from hpc_trainer.operate.report.interactive import (
+    PLOTLY,
     ReportedSweep,
     asked_importance,
-    has_plotly,
     points_a_curve,
     render_interactive,
 )
@@ -44,7 +45,7 @@ class PageOptions:
     @property
     def is_interactive(self) -> bool:
         """True if the page is the interactive one."""
-        return not self.plain and has_plotly()
+        return not self.plain and missing("", PLOTLY) is None
 
 
 # A page is written anew at most so often in seconds, and its making takes at most a tenth of a core.
@@ -84,7 +85,7 @@ def run_report(
         _print_report(report)
     say(f"Page: {page}")
     if not options.is_interactive and not options.plain:
-        say("Note: a page to sort, filter and zoom needs plotly: pip install 'hpc_trainer[report]'")
+        say(f"Note: {missing('a page to sort, filter and zoom', PLOTLY)}")
     if len(reports) > 1:
         return
     if reports[0].next is not None:
@@ -95,8 +96,8 @@ def run_report(
 
 def _check(sweeps: Sequence[SweepPaths], options: PageOptions, *, watch: bool, as_json: bool) -> None:
     if len(sweeps) > 1 and not options.is_interactive:
-        why = "--plain is a page of one sweep" if options.plain else "needs plotly: pip install 'hpc_trainer[report]'"
-        raise ConfigError(f"report of {len(sweeps)} sweeps: {why}. Or name one sweep.")
+        why = missing(f"a report of {len(sweeps)} sweeps", PLOTLY) or "--plain is a page of one sweep"
+        raise ConfigError(f"{why}. Or name one sweep.")
     if watch and len(sweeps) > 1:
         raise ConfigError(f"--watch follows one sweep, and {len(sweeps)} are named. Name one.")
     if watch and as_json:

@@ -6,7 +6,6 @@ does.
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import os
 import subprocess
@@ -21,7 +20,7 @@ from rich.text import Text
 from hpc_trainer.cli.common import counts_line, figure, short_duration, state_style
 from hpc_trainer.cli.live import end_note
 from hpc_trainer.cli.terminal import one_line
-from hpc_trainer.errors import ConfigError, HpcTrainerError, visible
+from hpc_trainer.errors import HpcTrainerError, visible
 from hpc_trainer.operate.find import list_sweeps
 from hpc_trainer.operate.logs import log_files, read_logs
 from hpc_trainer.operate.report.data import curves_of
@@ -41,12 +40,6 @@ _MOST_SWEEPS, _MOST_RUNS = 100, 1_000
 _LOG_LINES, _RECORDS = 200, 400
 _VERB_LIMIT_S = 120
 _NOTES = 60
-
-
-def check_textual() -> None:
-    """Raise ConfigError if textual is missing, with what to install."""
-    if importlib.util.find_spec("textual") is None:
-        raise ConfigError("top needs textual: pip install 'hpc_trainer[top]'. Without it: hpc-trainer status --watch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.find import configured_runs_dir, prepare_to_write, select
 from hpc_trainer.operate.run_page import gather_page, render_run_page
-from hpc_trainer.operate.why import Why, explain
+from hpc_trainer.operate.why import Why, because_of, by_cause, explain
 from hpc_trainer.record.files import write_atomic
 from hpc_trainer.record.ledger import ledger_json
 from hpc_trainer.record.states import RunState
@@ -79,33 +78,14 @@ def _print_one(why: Why) -> None:
             say("\n  ".join([f"\n{title}:", *lines]))
 
 
-def _because(why: Why) -> list[str]:
-    return [] if why.state is RunState.CANCELLED else why.evidence[:1]  # its steps differ from those of other runs
-
-
-_WHERE = re.compile(r"^rank \d+ on \S+: ")
-"""Prefix of an error; the same error on another rank or node counts as equal."""
-_NUMBER = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?")
 _OF_NODE = "node "
 """Beginning of the line on a node that failed before (record/bad_nodes.py)."""
 
 
-def _cause(why: Why) -> tuple[str, ...]:
-    """Return what runs that failed for the same cause share: numbers, paths, ranks and nodes do not matter."""
-    lines = [_WHERE.sub("", line).partition("\n")[0] for line in _because(why)]
-    words = [" ".join(word for word in line.split() if "/" not in word) for line in lines]
-    return (why.diagnosis, why.state.value, *_frame(why), *(_NUMBER.sub("0", text) for text in words))
-
-
 def _print_many(status: SweepStatus, run_ids: list[str], found: list[Why]) -> None:
     say(f"Sweep {status.sweep.name}: {counts_line(Counter(status.states[run_id].value for run_id in run_ids))}.")
-    alike: dict[tuple[str, ...], list[Why]] = {}
-    for why in found:
-        alike.setdefault(_cause(why), []).append(why)
-    for group in alike.values():
-        verdict, because = group[0].verdict, [*_frame(group[0]), *_because(group[0])]
-        if len({*map(tuple, map(_because, group))}) > 1:
-            because[-1] = _WHERE.sub("", because[-1])
+    for group in by_cause(found):
+        verdict, because = group[0].verdict, because_of(group)
         names = ", ".join(why.run_id for why in group[:_SHOWN_RUNS])
         more = f" and {len(group) - _SHOWN_RUNS} more" if len(group) > _SHOWN_RUNS else ""
         said = [f"its last line: {line}" for line in dict.fromkeys(why.said for why in group) if line is not None]

@@ -20,6 +20,7 @@ EXTRAS = {
     "torchao": "quantize",
     "pynvml": "nvidia", "amdsmi": "amd",
     "prometheus_client": "prometheus",
+    "plotly": "report", "textual": "top",
 }  # fmt: skip
 """Import name of a package -> the extra of pyproject.toml."""
 

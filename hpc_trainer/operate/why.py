@@ -509,3 +509,38 @@ def _story(attempt: Attempt) -> Iterator[str]:
 
 def _clock(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+# --- runs with equal explanations ---
+
+_WHERE = re.compile(r"^rank \d+ on \S+: ")
+"""Prefix of an error; the same error on another rank or node counts as equal."""
+_NUMBER = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?")
+
+
+def by_cause(found: Sequence[Why]) -> list[list[Why]]:
+    """Return the explanations in groups of runs that failed for the same cause, in the order of their first run."""
+    groups: dict[tuple[str, ...], list[Why]] = {}
+    for why in found:
+        groups.setdefault(_cause_of(why), []).append(why)
+    return list(groups.values())
+
+
+def because_of(group: Sequence[Why]) -> list[str]:
+    """Return the evidence that the runs of a group share; an error is without its rank and node if these differ."""
+    first = [*([] if group[0].frame is None else [group[0].frame]), *_because(group[0])]
+    if len({*map(tuple, map(_because, group))}) > 1:
+        first[-1] = _WHERE.sub("", first[-1])
+    return first
+
+
+def _because(why: Why) -> list[str]:
+    return [] if why.state is RunState.CANCELLED else why.evidence[:1]  # its steps differ from those of other runs
+
+
+def _cause_of(why: Why) -> tuple[str, ...]:
+    """Return what runs that failed for the same cause share: numbers, paths, ranks and nodes do not matter."""
+    lines = [_WHERE.sub("", line).partition("\n")[0] for line in _because(why)]
+    words = [" ".join(word for word in line.split() if "/" not in word) for line in lines]
+    frame = [] if why.frame is None else [why.frame]
+    return (why.diagnosis, why.state.value, *frame, *(_NUMBER.sub("0", text) for text in words))

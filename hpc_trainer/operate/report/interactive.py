@@ -14,7 +14,6 @@ import html
 import importlib.util
 import json
 import math
-import re
 import shlex
 import sys
 import time
@@ -34,7 +33,7 @@ from hpc_trainer.operate.report.data import Report, RunReport, Scaling, Series, 
 from hpc_trainer.operate.report.page import BAD, BEST_BY, KIND_COLOURS, STYLE
 from hpc_trainer.operate.results import BEST, ResultTable, as_value
 from hpc_trainer.operate.torch_process import ask
-from hpc_trainer.operate.why import Why, explain
+from hpc_trainer.operate.why import because_of, by_cause, explain
 from hpc_trainer.record.ledger import TRAINS, WORDS
 from hpc_trainer.record.metrics import SPEED
 from hpc_trainer.record.reading import read_json
@@ -49,10 +48,9 @@ _NUMBERS_OF_CURVES, _NUMBERS_OF_TELEMETRY = 700_000, 300_000
 _MOST_LINES, _FEWEST_POINTS = 8, 10
 _FEWEST_RUNS, _MOST_METRICS = 8, 6  # of a forest; and forests of a page
 _SHOWN_AXES, _SHOWN_METRICS = 5, 3
-_AT_PEACE = (RunState.COMPLETED, RunState.RUNNING, RunState.PENDING, RunState.NEW)
-_PLACE_OF_ERROR = re.compile(r"^rank \d+ on \S+: ")
 _EXACT = 2**32
 PLOTLY = "plotly"
+"""Package that contains plotly.js (extra `report`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +60,6 @@ class ReportedSweep:
     status: SweepStatus
     report: Report
     table: ResultTable
-
-
-def has_plotly() -> bool:
-    """Return True if plotly is installed (extra `report`), whose package contains plotly.js."""
-    return importlib.util.find_spec(PLOTLY) is not None
 
 
 def points_a_curve(num_runs: int) -> int:
@@ -373,22 +366,20 @@ def _scaling(number: int, study: Scaling, places: Mapping[tuple[int, str], int])
 
 def _failures(number: int, status: SweepStatus, places: Mapping[tuple[int, str], int]) -> list[dict[str, Any]]:
     """Return groups of runs that need a user, with equal explanations by `why`; the largest group first."""
-    chosen = [run for run in status.open_among(status.specs) if run.state not in _AT_PEACE][:_MOST_EXPLAINED]
-    groups: dict[tuple[str, ...], list[Why]] = {}
-    for run in chosen:
-        why = explain(status, run, asks_slurm=False)
-        because = [] if why.state is RunState.CANCELLED else why.evidence[:1]
-        frame = [] if why.frame is None else [why.frame]
-        same = (why.state.value, why.verdict, *frame, *(_PLACE_OF_ERROR.sub("", line) for line in because))
-        groups.setdefault(same, []).append(why)
+    chosen = [run for run in status.open_among(status.specs) if _needs_user(run.state)][:_MOST_EXPLAINED]
+    groups = by_cause([explain(status, run, asks_slurm=False) for run in chosen])
     return [
         {
-            "state": same[0], "verdict": same[1], "advice": group[0].advice,
-            "because": [*same[2:], *([f"its last line: {group[0].said}"] if group[0].said else [])],
+            "state": group[0].state.value, "verdict": group[0].verdict, "advice": group[0].advice,
+            "because": [*because_of(group), *([f"its last line: {group[0].said}"] if group[0].said else [])],
             "runs": [places[number, why.run_id] for why in group],
         }
-        for same, group in sorted(groups.items(), key=lambda item: -len(item[1]))
+        for group in sorted(groups, key=lambda group: -len(group))
     ]  # fmt: skip
+
+
+def _needs_user(state: RunState) -> bool:
+    return state.has_failed or state.is_interrupted or state is RunState.UNKNOWN
 
 
 def _nodes(sweeps: Sequence[ReportedSweep]) -> list[dict[str, Any]]:

@@ -281,7 +281,7 @@ def test_report_compares_sweeps_and_needs_plotly_for_it(
     assert (code, "Name all of them without --sweep" in errors) == (2, True)
     code, _, errors = cli("report", "first", "second", "--watch")
     assert (code, "--watch follows one sweep" in errors) == (2, True)
-    monkeypatch.setattr("hpc_trainer.cli.report_verbs.has_plotly", lambda: False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "plotly" else object())
     code, _, errors = cli("report", "first", "second")
     assert (code, "pip install 'hpc_trainer[report]'" in errors) == (2, True)
     code, out, _ = cli("report", "first")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.cli import top_views
+from hpc_trainer.cli.main import main
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.record.reading import is_there
 from hpc_trainer.record.states import CANCEL, HOLD
@@ -108,10 +109,16 @@ def test_it_looks_as_rarely_as_watch(sweep: SweepOnDisk) -> None:
     assert top_views.next_pause_s(status) >= 2.0
 
 
-def test_without_textual_a_message_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(top_views.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'hpc_trainer\[top\]'.*status --watch"):
-        top_views.check_textual()
+def test_without_textual_a_message_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "textual" else object())
+    monkeypatch.setattr("sys.argv", ["hpc-trainer", "top"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    errors = capsys.readouterr().err
+    assert "status --watch, needs the package textual: pip install 'hpc_trainer[top]'" in errors
 
 
 def test_a_pipe_gets_no_screen(sweep: SweepOnDisk, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import random
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from hpc_trainer.operate.report.data import build_report
 from hpc_trainer.operate.report.interactive import (
     ReportedSweep,
     asked_importance,
-    has_plotly,
     points_a_curve,
     render_interactive,
 )
@@ -24,12 +24,13 @@ from hpc_trainer.record.metrics import read_metrics, sampled_metrics
 from hpc_trainer.record.reading import Faults
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import read_status
+from hpc_trainer.worker.importance import importances
 from tests.unit.operate.browser import Tab, chromium, needs_chromium
 from tests.unit.record.builders import make_spec
 from tests.unit.record.sweeps import SweepOnDisk
 
 EVIL = '</script><img src=x onerror="window.pwned=1"><b>%{x}</b>&lt;i&gt;\'"\x00\ud800'
-plotly = pytest.mark.skipif(not has_plotly(), reason="plotly is not installed: pip install 'hpc_trainer[report]'")
+plotly = pytest.mark.skipif(find_spec("plotly") is None, reason="plotly is not installed: hpc_trainer[report]")
 pytestmark = [plotly, pytest.mark.usefixtures("no_slurm")]
 
 
@@ -98,6 +99,15 @@ def test_of_many_lines_some_are_parsed_and_evaluations_are_kept(tmp_path: Path) 
     assert sampled_metrics(path, 1000, faults)[0] == read_metrics(path)
     assert len(faults) == 1, "a torn end is no fault"
     assert sampled_metrics(tmp_path / "none", 10) == ([], 1)
+
+
+def test_the_forest_finds_the_axis_that_matters() -> None:
+    chance = random.Random(0)
+    rates = [10 ** chance.uniform(-4, -1) for _ in range(60)]
+    words = [chance.choice(["adamw", "sgd", True, None]) for _ in rates]
+    (rate, _), (word, _) = importances([rates, words], [math.log10(each) for each in rates])
+    assert rate > 0.9
+    assert word < 0.1
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +194,13 @@ def test_a_user_sorts_filters_and_sees_equal_colours(clean_tab: Tab, tmp_path: P
     titles = tab.js("[...document.querySelectorAll('h2')].map(title => title.textContent)")
     assert titles == ["Runs", "Curves", "Parameters", "Failures", "Time and cost", "One run"]
     text = tab.js("document.body.textContent")
-    for words in ("2 × FAILED", "The training raised an exception", "ValueError: bad sample", "Slice: optim.lr"):
+    for words in (
+        "2 × FAILED",
+        "The training raised an exception",
+        "ValueError: bad sample",
+        "Slice: optim.lr",
+        "Importance",
+    ):
         assert words in text
     # Hidden: the second row's run. Curves have one line for each other run.
     lines = "document.querySelector('#curves .js-plotly-plot').data.length"

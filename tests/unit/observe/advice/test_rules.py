@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,17 +15,18 @@ from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.data.images import ImageShardsConfig
 from hpc_trainer.observe import facts
 from hpc_trainer.observe.advice import RULES, Advice, AdvisedRun, _faults_of, advice_of, next_command, with_values
-from hpc_trainer.observe.facts import Facts, Pace, RankUse, pace_of
+from hpc_trainer.observe.facts import Facts, Pace, RankUse, gather, pace_of
 from hpc_trainer.observe.rules_of_resources import _idle_among
 from hpc_trainer.observe.rules_of_time import _not_staged
 from hpc_trainer.observe.straggler_log import Straggler
 from hpc_trainer.record.journal import Attempt
 from hpc_trainer.record.measured import Figures, Link
 from hpc_trainer.record.states import RunState
-from hpc_trainer.record.status import RunStatus
+from hpc_trainer.record.status import RunStatus, read_status
 from hpc_trainer.slurm.limits import Limits, NodeGroup, Partition
 from tests.composed import composed
 from tests.unit.record.builders import make_spec
+from tests.unit.record.sweeps import SweepOnDisk
 
 ROOT = Path(__file__).parents[4]
 SMALL = ("experiment=digits", "cluster=local")
@@ -512,3 +514,17 @@ def test_of_a_sweep_of_thousands_some_like_runs_are_looked_at() -> None:
         states=dict.fromkeys(ids, RunState.COMPLETED), specs=dict.fromkeys(ids, run.spec), run=look
     )
     assert len(facts._needs(status, run)) == len(read) == facts.MOST_LIKE
+
+
+@pytest.mark.usefixtures("no_slurm")
+def test_a_part_of_the_records_of_a_long_run_tells_its_pace(tmp_path: Path) -> None:
+    sweep = SweepOnDisk(tmp_path / "runs" / "long", [make_spec(train__num_steps=10_000)])
+    sweep.start(executor="local", resumed=0)
+    records = [{"step": at, "step_time_s": 0.5, "data_wait_s": 0.1, "loss": 1.0} for at in range(10, 10_001, 10)]
+    sweep.run().metrics.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    status = read_status(sweep.paths)
+    pace = gather(status, status.run(sweep.specs[0].run_id)).pace
+    assert pace is not None
+    assert (pace.step_s, pace.wait_share) == (pytest.approx(0.5), pytest.approx(0.2))
+    assert pace.lines == pytest.approx(1000, rel=0.02), "rules that count records see about all of them"
+    assert pace.steps == pytest.approx(10_000, rel=0.02)
