@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from hpc_trainer.observe.telemetry import Device, Host, Sample, append_samples
 from hpc_trainer.operate.report.data import build_report
 from hpc_trainer.operate.report.interactive import (
     ReportedSweep,
@@ -26,6 +27,7 @@ from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import read_status
 from hpc_trainer.worker.importance import importances
 from tests.unit.operate.browser import Tab, chromium, needs_chromium
+from tests.unit.operate.test_report import _sweep as scaled_sweep
 from tests.unit.record.builders import make_spec
 from tests.unit.record.sweeps import SweepOnDisk
 
@@ -252,15 +254,31 @@ def test_hostile_texts_stay_texts(clean_tab: Tab, tmp_path: Path) -> None:
 
 @needs_chromium
 @pytest.mark.long
-def test_two_sweeps_are_compared(clean_tab: Tab, tmp_path: Path) -> None:
+def test_sweeps_are_compared_with_their_scaling_and_samples(clean_tab: Tab, tmp_path: Path) -> None:
     tab, page = clean_tab, tmp_path / "page.html"
-    first, second = (make_sweep(tmp_path / "runs" / name, num_runs=4) for name in ("first", "second"))
+    first = scaled_sweep(tmp_path / "first", [(1, 64), (2, 64), (4, 64)], [2.0, 4.0, 6.0])
+    second = make_sweep(tmp_path / "runs" / "second", num_runs=4)
+    samples = [
+        Sample(attempt=0, rank=0, time=1e9 + at, elapsed_s=float(at), node="n1", step=at,
+               device=Device(utilisation=0.5, power_w=300.0), host=Host(cpus=2.0, rss_bytes=2**30))
+        for at in range(0, 600, 5)
+    ]  # fmt: skip
+    for index in range(3):
+        (first.run(index).folder / "telemetry").mkdir()
+        append_samples(first.run(index), samples)
     page.write_text(page_of(first, second), encoding="utf-8")
     tab.open(page)
-    assert tab.js("document.querySelector('h1').textContent") == "first and second"
-    assert len(tab.js(CELLS)) == 8
+    assert tab.js("document.querySelector('h1').textContent") == "scaling and second"
+    assert len(tab.js(CELLS)) == 7
     see_all(tab)
     assert {len(found) for found in tab.js(COLOURS).values()} == {1}
+    speedups = "[...document.querySelectorAll('#scaling .js-plotly-plot')].map(plot => plot.data[1].y)"
+    assert tab.js(speedups) == [[1, 2, 3], [1, 1, pytest.approx(0.75)]]
+    tab.js("document.querySelector('#chosen-run').onchange({target: {value: '1'}})")
+    see_all(tab)
+    titles = tab.js("[...document.querySelectorAll('#run figure h3')].map(title => title.textContent)")
+    assert titles == ["GPU utilisation", "GPU power", "Busy cores", "Resident memory"]
+    assert set(tab.js("document.querySelectorAll('#run .js-plotly-plot')[1].data[0].y")) == {300}
     assert (tab.console, tab.requests) == ([], [page.as_uri()])
 
 
