@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpc_trainer.record.checkpoint_folders import committed
 from hpc_trainer.record.metrics import SPEED
 from tests.journals import JOURNALS, journal_records
 from tests.slurm.driver import Driver
@@ -81,7 +82,7 @@ class Scene:
     hardware: str
     runs: list[Run] = field(default_factory=list)
     seen: dict[int, int] = field(default_factory=dict)
-    """Attempt of the first run -> the step that it had reached when something was done to it."""
+    """Attempt of the first run -> the step that later attempts must not begin before."""
     words: tuple[str, ...] = ()
     is_program: bool = False
     """True if the runs are of a program (counter.py) and not of the shared loop."""
@@ -244,10 +245,14 @@ class Scene:
     # When
 
     def note(self) -> None:
-        """Remembers how far the run is: no more than a checkpoint interval of it may be lost."""
+        """Remembers what the run may not lose: its newest checkpoint, of a program all but a checkpoint interval.
+
+        A checkpoint is written in the background: on a busy machine that took 7.7 s, and 83 steps.
+        """
         beat = self.run.heartbeat
         if beat:
-            self.seen[beat["attempt"]] = beat["step"]
+            saved = max((step for step, _ in committed(self.run.folder / "checkpoints")), default=0)
+            self.seen[beat["attempt"]] = beat["step"] - SAVED_EVERY if self.is_program else saved
 
     def preempt(self) -> int:
         """A job of higher priority wants all nodes; its id."""
