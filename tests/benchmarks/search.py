@@ -17,6 +17,7 @@ import math
 import pydoc_data
 import resource
 import statistics
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ from hpc_trainer.search.next_run import promotable
 from hpc_trainer.search.samplers import Told, draw, find_packages
 from hpc_trainer.search.space import draw_random
 from tests.unit.search.searches import LR, SearchOnDisk
+from tests.unit.search.test_samplers import OPTUNA
 
 SEEDS, TRIALS, MOST, SLOTS = 5, 64, 192, 4
 STEPS, RUNGS, BATCH, HIDDEN = 256, (16, 64), 32, 64
@@ -239,6 +241,8 @@ def _cpu() -> float:
 
 def draws(count: int = 1000) -> None:
     """Print the CPU time of a draw at `count` known trials, without and with reading their files."""
+    if OPTUNA.is_dir():
+        sys.path.insert(0, str(OPTUNA))
     with tempfile.TemporaryDirectory() as folder:
         disk = SearchOnDisk(
             Path(folder), "search=random", f"search.trials={count + 8}", axes=(LR, "seed=interval(0,9)")
