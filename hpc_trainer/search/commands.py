@@ -105,7 +105,7 @@ def _problems(defined: Defined) -> list[str]:
     if change is not None:
         problems.append(
             f"the sweep {sweep.name} has another search: {change}. Repeat the old values, or give this search a "
-            "sweep_name of its own."
+            f"sweep_name of its own; with search.from={sweep.name} its sampler knows the old trials."
         )
     if defined.search.bases[0].spec.shape.num_nodes > 1:
         problems.append("hardware.num_nodes: a trial of a search is on one node. Use hardware.num_nodes=1.")
@@ -274,6 +274,8 @@ def plan_lines(defined: Defined) -> list[str]:
         f"Each trial: hardware={spec.hardware}, {spec.shape.num_nodes} node(s), {spec.shape.gpus_per_node} GPU(s) a "
         f"node, {spec.shape.time_limit_min} min. At most {hours:.1f} GPU-hours, all time limits together."
     )
+    if search.earlier:
+        lines.append(f"The sampler knows {len(search.earlier)} trials of {settings.from_sweep}.")
     drawn = _count(defined)
     if drawn:
         lines.append(f"Drawn so far: {drawn} of {settings.trials}.")
@@ -291,6 +293,7 @@ def plan_json(defined: Defined, problems: Sequence[str]) -> dict[str, Any]:
         "search": plain_value(search.settings),
         "space": [str(dimension) for dimension in search.space],
         "drawn": _count(defined),
+        "earlier": len(search.earlier),
         "whole_runs": full_runs(search),
         "gpu_hours_max": shape_hours * search.settings.trials,
         "problems": list(problems),

@@ -24,9 +24,9 @@ from hpc_trainer.launch.freeze import Grid, freeze_grid
 from hpc_trainer.record.chain import awaited_of
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.spec import RunSpec, leaves
-from hpc_trainer.search.folder import Base, Search, base_of
-from hpc_trainer.search.next_run import check_packages
-from hpc_trainer.search.samplers import WITH_RUNGS
+from hpc_trainer.search.folder import Base, Search, Trials, base_of, read_search, value_for_sampler
+from hpc_trainer.search.next_run import check_packages, finite
+from hpc_trainer.search.samplers import WITH_RUNGS, Told
 from hpc_trainer.search.space import (
     MOST_DIMENSIONS,
     Dimension,
@@ -82,7 +82,48 @@ def define(words: Sequence[str], *, config_dirs: Sequence[Path] = (), trust: Seq
     search = Search(settings=settings, space=space, bases=bases, words=words_kept)
     _check(search, grid)
     check_packages(search)
+    if settings.from_sweep is not None:
+        before = read_search(grid.sweep)
+        is_known = before is not None and before.settings.from_sweep == settings.from_sweep
+        earlier = before.earlier if before is not None and is_known else _earlier(search, grid.sweep)
+        search = dataclasses.replace(search, earlier=earlier)
     return Defined(search=search, grid=grid)
+
+
+def _earlier(search: Search, sweep: SweepPaths) -> tuple[Told, ...]:
+    """Return the trials of the search `search.from_sweep` that fit into this search's space.
+
+    A key that is no axis of the earlier search has there the value of its configuration.
+
+    Raises:
+        ConfigError: there is no such search, it had another metric, or none of its trials fits.
+    """
+    name = search.settings.from_sweep
+    rule = f"search.from={name}"
+    paths = SweepPaths(sweep.folder.parent / str(name))
+    old = read_search(paths)
+    if old is None or paths.folder == sweep.folder:
+        raise ConfigError(f"{rule} is not the sweep of another search in {sweep.folder.parent}.")
+    if (old.settings.metric, old.is_max) != (search.settings.metric, search.is_max):
+        was = f"{'largest' if old.is_max else 'smallest'} {old.settings.metric}"
+        raise ConfigError(f"{rule}: that search looked for the {was}. Use the same search.metric and search.mode.")
+    reader = Trials(paths, old)
+    trials = reader.read()
+    values = value_for_sampler(trials, old.settings, is_max=old.is_max)
+    made: list[Told] = []
+    for trial, value in zip(trials, values, strict=True):
+        fixed = dict(leaves(reader.spec(trial.number).config))
+        had = {each.key: trial.params.get(each.key, fixed.get(each.name)) for each in search.space}
+        params, rungs = active(search.space, had), finite(trial.at_rungs)
+        is_inside = all(each.holds(params[each.key]) for each in search.space if each.key in params)
+        if is_inside and (value is not None or rungs):
+            made.append(Told(params=params, value=value, at_rungs=rungs))
+    if not made:
+        raise ConfigError(
+            f"{rule}: none of its {len(trials)} trials has a result and lies in this space. Leave it out, or widen the "
+            "axes."
+        )
+    return tuple(made)
 
 
 def _refuse_keys(axes: Iterable[SearchAxis]) -> None:

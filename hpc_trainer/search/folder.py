@@ -28,8 +28,9 @@ from hpc_trainer.record.reading import Faults, is_ours, look_anew, names_in, rea
 from hpc_trainer.record.rungs import pause_step
 from hpc_trainer.record.spec import RunSpec, drawn_names, read_drawn
 from hpc_trainer.record.states import CANCEL, DONE, RunState
+from hpc_trainer.search import samplers
 from hpc_trainer.search import space as spaces
-from hpc_trainer.search.samplers import WITH_RUNGS
+from hpc_trainer.search.samplers import WITH_RUNGS, Told
 from hpc_trainer.search.space import Dimension, Params, Value, text_of
 
 _FORMAT = 1
@@ -61,6 +62,8 @@ class Search:
     """Overrides with one value, without those of the search."""
     code: str | None = None
     """Digest of the frozen code that trials start from; None if nothing was frozen."""
+    earlier: tuple[Told, ...] = ()
+    """Trials of an earlier search that the sampler knows (`search.from_sweep`), as they were at the first submit."""
 
     @property
     def is_max(self) -> bool:
@@ -145,7 +148,7 @@ def write_search(paths: SweepPaths, search: Search) -> None:
             {"choices": dict(base.choices), "config": dict(base.config), "overrides": list(base.overrides)}
             for base in search.bases
         ],
-        "words": list(search.words), "code": search.code,
+        "words": list(search.words), "code": search.code, "earlier": list(map(samplers.to_plain, search.earlier)),
     }  # fmt: skip
     write_atomic(paths.search, f"{seal(json.dumps(record))}\n")
 
@@ -174,6 +177,7 @@ def read_search(paths: SweepPaths) -> Search | None:
             bases=tuple(base_of(base["choices"], base["config"], tuple(base["overrides"])) for base in record["bases"]),
             words=tuple(record["words"]),
             code=record["code"],
+            earlier=tuple(map(samplers.from_plain, record.get("earlier", ()))),
         )
     except (KeyError, TypeError, ValueError, ConfigError) as error:
         raise RunStateError(

@@ -184,11 +184,11 @@ def new_trial(search: Search, known: Sequence[Trial]) -> tuple[RunSpec, dict[str
     """
     settings, number = search.settings, len(known)
     rungs = bracket_of(search, number)
-    told = told_of(search, known) if settings.sampler in OF_OPTUNA else [Told(params={})] * number
+    told = [*search.earlier, *told_of(search, known)] if settings.sampler in OF_OPTUNA else []
     taken = {trial.run_id for trial in known}
     for tries in range(_TRIES):
         drawn = draw(
-            search.space, settings.sampler, told, seed=settings.seed, is_max=search.is_max, tries=tries
+            search.space, settings.sampler, told, seed=settings.seed, is_max=search.is_max, tries=tries, number=number
         )  # fmt: skip
         spec = search.spec_of(drawn.params, rungs)
         if spec.run_id not in taken:
@@ -216,14 +216,15 @@ def told_of(search: Search, known: Sequence[Trial]) -> list[Told]:
     values = value_for_sampler(known, search.settings, is_max=search.is_max)
     return [
         Told(
-            params=trial.params, value=value, at_rungs=_finite(trial.at_rungs),
+            params=trial.params, value=value, at_rungs=finite(trial.at_rungs),
             has_failed=value is None and trial.is_over, attributes=trial.attributes,
         )
         for trial, value in zip(known, values, strict=True)
     ]  # fmt: skip
 
 
-def _finite(at_rungs: Mapping[int, float]) -> dict[int, float]:
+def finite(at_rungs: Mapping[int, float]) -> dict[int, float]:
+    """Return the values at rungs without those that are NaN or infinite."""
     return {rung: value for rung, value in at_rungs.items() if math.isfinite(value)}
 
 

@@ -47,6 +47,17 @@ class Told:
     """What the sampler kept with the trial when it drew the trial (`Draw.attributes`)."""
 
 
+def to_plain(told: Told) -> dict[str, Any]:
+    """Return a trial of an earlier search in values that JSON can hold."""
+    rungs = {str(rung): value for rung, value in told.at_rungs.items()}
+    return {"params": dict(told.params), "value": told.value, "at_rungs": rungs, "has_failed": told.has_failed}
+
+
+def from_plain(plain: Mapping[str, Any]) -> Told:
+    """Return the trial that `to_plain` wrote."""
+    return Told(**{**plain, "at_rungs": {int(rung): value for rung, value in plain["at_rungs"].items()}})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
     """Values of one trial."""
@@ -57,9 +68,10 @@ class Draw:
 
 
 def draw(
-    space: Sequence[Dimension], sampler: Sampler, told: Sequence[Told], *, seed: int, is_max: bool, tries: int = 0
-) -> Draw:
-    """Return the values of trial number `len(told)`.
+    space: Sequence[Dimension], sampler: Sampler, told: Sequence[Told], *, seed: int, is_max: bool, tries: int = 0,
+    number: int | None = None,
+) -> Draw:  # fmt: skip
+    """Return the values of a trial.
 
     Args:
         space: the dimensions.
@@ -68,8 +80,9 @@ def draw(
         seed: the search's seed.
         is_max: True if larger values are better.
         tries: number of earlier draws of this trial, which all were points that another trial has.
+        number: the trial's number; None: `len(told)`, which counts no trials of an earlier search.
     """
-    number = len(told)
+    number = len(told) if number is None else number
     if sampler is Sampler.quasi_random and not tries:
         return Draw(params=draw_quasi_random(space, seed, number))
     if sampler not in OF_OPTUNA:

@@ -63,6 +63,15 @@ class Dimension:
         value = min(max(value, self.low), self.high)
         return round(value) if self.is_whole else value
 
+    def holds(self, value: object) -> bool:
+        """Return True if a value of an earlier search is one that this dimension can draw."""
+        if self.choices:
+            return any(type(value) is type(choice) and value == choice for choice in self.choices)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not self.low <= value <= self.high:
+            return False
+        places = (value - self.low) / self.step if self.step is not None else 0.0
+        return (not self.is_whole or value == int(value)) and abs(places - round(places)) < 1e-8
+
     @property
     def count(self) -> int | None:
         """Number of different values; None if the range is continuous."""

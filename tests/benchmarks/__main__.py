@@ -38,7 +38,7 @@ if __name__ == "__main__":
     submission.run(rival)
     hydra_app.run(rival)
     # Last, and imported here: a child's peak memory counts that of the process that started it, and torch is large.
-    from tests.benchmarks import augment, checkpoint, images, logical, loop, pruned, records, resume, telemetry
+    from tests.benchmarks import augment, checkpoint, images, logical, loop, pruned, records, resume, search, telemetry
 
     loop.run()
     augment.run()
@@ -49,3 +49,4 @@ if __name__ == "__main__":
     records.run()
     images.run()
     telemetry.run()
+    search.run()

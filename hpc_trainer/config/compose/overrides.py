@@ -131,7 +131,8 @@ def in_full(override: str) -> str:
     """Return an override as Hydra takes it.
 
     `grid=NAME` becomes `sweep=NAME`, `init_from=PATH` becomes `init_from.path=PATH`, `search=NAME` becomes
-    `search.sampler=NAME`, `after=A,B` becomes `after.runs=[A,B]`, which is no axis, and a `{run.dir}` gets quotes.
+    `search.sampler=NAME`, `search.from=SWEEP` becomes `search.from_sweep=SWEEP`, `after=A,B` becomes
+    `after.runs=[A,B]`, which is no axis, and a `{run.dir}` gets quotes.
     """
     if (match := _GRID.match(override)) is not None:
         return f"{match[1]}sweep{override[match.end() :]}"
@@ -142,6 +143,8 @@ def in_full(override: str) -> str:
         return f"after.runs={override_value([name for name in names if name not in ('', 'null')])}"
     if _SEARCH.match(override):
         return _SEARCH.sub("search.sampler=", override, count=1)
+    if override.startswith("search.from="):  # `from` cannot be the name of a field
+        return override.replace("search.from=", "search.from_sweep=", 1)
     return _SHORT.sub("init_from.path=", override, count=1) if _SHORT.match(override) else override
 
 

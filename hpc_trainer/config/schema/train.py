@@ -324,6 +324,9 @@ class SearchConfig:
     """Seed of the draws. The seed of the runs is `seed`."""
     failed: FailedTrial = key(FailedTrial.worst, only_with("search.sampler"))
     """worst: a failed trial, or one whose metric is NaN, counts as the worst value so far. skip: it is left out."""
+    from_sweep: str | None = key(None, only_with("search.sampler=tpe", "search.sampler=gp", "search.sampler=asha_tpe"))
+    """Sweep of an earlier search, whose trials the sampler knows from the beginning if they fit into the space;
+    `search.from=SWEEP` is short for it."""
     when: list[str] = key([], only_with("search.sampler"))
     """Conditions of axes, as `KEY if CONDITION`: an axis has a value only in trials whose other values fulfil the
     condition, as `optim.momentum if optim == 'sgd'`."""

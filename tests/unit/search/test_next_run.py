@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from hpc_trainer.config.schema.train import FailedTrial, SearchConfig
 from hpc_trainer.record.files import write_json
 from hpc_trainer.record.rungs import promotions
 from hpc_trainer.record.spec import read_spec, read_specs
 from hpc_trainer.record.states import CANCEL, RunState
 from hpc_trainer.search.commands import best_paused
+from hpc_trainer.search.folder import Trial, value_for_sampler
 from hpc_trainer.search.next_run import SearchStoppedError, bracket_of, brackets, is_over
 from tests.unit.search.searches import SearchOnDisk
 
@@ -150,6 +152,16 @@ def test_a_trial_whose_metric_is_nan_at_a_rung_is_not_promoted(tmp_path: Path) -
     promoted = disk.next()
     assert promoted is not None
     assert promoted.spec.run_id == second.spec.run_id
+
+
+@pytest.mark.parametrize(("failed", "of_bad"), [("worst", 7.0), ("skip", None)])
+def test_a_trial_that_failed_or_ended_with_nan_is_the_worst_or_left_out(failed: str, of_bad: float | None) -> None:
+    ends = [(RunState.COMPLETED, 7.0), (RunState.COMPLETED, math.nan), (RunState.FAILED, None),
+            (RunState.COMPLETED, 2.0), (RunState.RUNNING, None), (RunState.CANCELLED, None)]  # fmt: skip
+    trials = [Trial(number=number, run_id=str(number), params={}, rungs=(), state=state, value=value)
+              for number, (state, value) in enumerate(ends)]  # fmt: skip
+    values = value_for_sampler(trials, SearchConfig(failed=FailedTrial(failed)), is_max=False)
+    assert values == [7.0, of_bad, of_bad, 2.0, None, None]
 
 
 def test_hyperband_fills_brackets_of_the_published_sizes(tmp_path: Path) -> None:

@@ -125,3 +125,62 @@ def test_a_missing_and_an_old_optuna_are_named_before_anything_is_submitted() ->
     assert "needs optuna of version 4 or newer, and 2.10.1 is installed" in old
     assert "pip install 'hpc_trainer[search]'" in missing
     assert not is_imported
+
+
+_FROM = r"""
+import json, sys
+from pathlib import Path
+from hpc_trainer.config.schema.train import Sampler
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.search.folder import read_search
+from hpc_trainer.search.samplers import draw
+from tests.unit.search.searches import SearchOnDisk
+
+folder = Path(sys.argv[1])
+OLD, NEW = ("search=random", "search.trials=16", "sweep_name=old"), ("search=tpe", "search.trials=2", "sweep_name=new")
+AXES = ["optim.lr=tag(log,interval(1e-3,1))", "optim.weight_decay=interval(0,0.1)"]
+old = SearchOnDisk(folder, *OLD, axes=["optim.lr=tag(log,interval(5e-4,1e-1))"])
+for number in range(16):
+    run_id = old.next().spec.run_id
+    old.completes(run_id, float(number)) if number else None  # the first is still at work
+refused = []
+for words, axes in (
+    ((*NEW, "search.from=none"), AXES), ((*NEW, "search.from=new"), AXES),
+    ((*NEW, "search.from=old", "search.metric=eval_accuracy"), AXES),
+    ((*NEW, "search.from=old"), ["optim.lr=interval(2,3)"]), ((*OLD, "search.from=old"), AXES),
+):
+    try:
+        SearchOnDisk(folder, *words, axes=axes)
+        refused.append(None)
+    except ConfigError as error:
+        refused.append(str(error))
+new = SearchOnDisk(folder, *NEW, "search.from=old", axes=AXES)
+chosen = new.next()
+(trial,) = new.known()
+read = read_search(new.paths)
+drawn = draw(new.search.space, Sampler.tpe, new.search.earlier, seed=0, is_max=False, number=0)
+alone = draw(new.search.space, Sampler.tpe, [], seed=0, is_max=False)
+print(json.dumps({
+    "lrs": [each.params["optim.lr"] for each in old.known()], "refused": refused,
+    "earlier": [[each.params, each.value] for each in new.search.earlier],
+    "is_kept": read.earlier == new.search.earlier,
+    "decay": old.trials.spec(0).config["optim"]["weight_decay"], "params": trial.params, "drawn": drawn.params,
+    "alone": alone.params,
+}))
+"""
+
+
+def test_the_sampler_of_a_search_knows_the_trials_of_an_earlier_one(tmp_path: Path) -> None:
+    made = child(_FROM, str(tmp_path))
+    inside = [[lr, float(number)] for number, lr in enumerate(made["lrs"]) if lr >= 1e-3 and number]
+    assert [[params["optim.lr"], value] for params, value in made["earlier"]] == inside
+    assert 10 <= len(inside) < 15, "some trials lie outside, and TPE learns from ten on"
+    assert {params["optim.weight_decay"] for params, _ in made["earlier"]} == {made["decay"]}
+    assert made["is_kept"]
+    assert made["params"] == made["drawn"] != made["alone"]
+    nowhere, itself, metric, outside, random = made["refused"]
+    assert "search.from=none is not the sweep of another search" in nowhere
+    assert "search.from=new is not the sweep of another search" in itself
+    assert "that search looked for the smallest eval_loss" in metric
+    assert "none of its 16 trials has a result and lies in this space" in outside
+    assert "search.from_sweep" in random
