@@ -157,6 +157,22 @@ def read_turn(sweep: SweepPaths, run_id: str, number: int, faults: Faults | None
     return Turn(run_id=run_id, number=number, holder=Holder(**values), place=place, time=since)
 
 
+def use_of(sweep: SweepPaths, pool: Submission) -> tuple[float, float]:
+    """Return the seconds that the places of a pool's slots had an allocation, and those in which they had a run.
+
+    A slot at work counts until the last end of a turn that it has recorded.
+    """
+    turns, held_s, busy_s = Turns(sweep), 0.0, 0.0
+    for element in range(pool.slots):
+        slot = slot_folder(sweep, pool.uuid, element)
+        ends = list(turns.ends_in(slot.run_id))
+        last_s = max((end.time for end in ends), default=0.0)
+        busy_s += sum(end.seconds for end in ends)
+        for attempt in Journal(slot).read(Faults()):
+            held_s += max(0.0, (attempt.end_time or last_s) - attempt.start_time)
+    return held_s * max(1, pool.per_node), busy_s
+
+
 class Turns:
     """All turns of a sweep, as of the last look; with a holder also its own claims and ends.
 
@@ -200,10 +216,11 @@ class Turns:
         if slots is None:
             slots = [name for name in list_folder(self.sweep.folder, self.faults) or () if is_slot(name)]
         for slot in slots:
-            for end in self._new_ends(slot):
+            for end in self.ends_in(slot):
                 self._take_end(end)
 
-    def _new_ends(self, slot: str) -> Iterator[TurnEnd]:
+    def ends_in(self, slot: str) -> Iterator[TurnEnd]:
+        """Yield the ends that a slot has recorded since the last call."""
         path = Path(self.sweep.at(slot)) / "ends.jsonl"
         data = (read_bytes(path, self.faults) or b"")[self._read.get(slot, 0) :]
         whole = data.rpartition(b"\n")[0]
