@@ -298,7 +298,7 @@ class Turns:
             info = folder.heartbeat.stat()
             sign = info.st_mtime_ns, info.st_size, info.st_ino
         except OSError:
-            sign = (0,)
+            sign = (0, 0, 0)
         seen, since = self._signs.get(run_id, ((), now))
         if sign != seen:
             self._signs[run_id] = sign, now
