@@ -5,6 +5,7 @@ Writes nothing.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -15,13 +16,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hpc_trainer.config.compose.grid import list_of
 from hpc_trainer.config.load import plain_value
 from hpc_trainer.config.packages import missing_package
 from hpc_trainer.config.rules.memory import memory_line
-from hpc_trainer.config.schema.cluster import EnvironmentConfig, Executor, SnapshotMode
+from hpc_trainer.config.schema.cluster import EnvironmentConfig, Executor, HardwareConfig, SnapshotMode
 from hpc_trainer.config.schema.optim import scaling_line
 from hpc_trainer.config.schema.output import TrackerName
-from hpc_trainer.errors import ExitCode
+from hpc_trainer.errors import ExitCode, SlurmError
 from hpc_trainer.launch.extend import Twin
 from hpc_trainer.launch.follow import NOBODY, NOTHING, Followed, Follows
 from hpc_trainer.launch.freeze import Grid
@@ -37,6 +39,7 @@ from hpc_trainer.record.submissions import Submission
 from hpc_trainer.runtime.pace import SIGNAL_SLACK_S, grace_warning, shortest_limit_min, training_s
 from hpc_trainer.slurm.jobs import OFF
 from hpc_trainer.slurm.limits import Limits, SubmitCap, find_shape_problems, longest_limit
+from hpc_trainer.slurm.queue import ask_left
 from hpc_trainer.slurm.shape import Shape
 
 # Division of runs into arrays of legal size that fit the cluster's limits now, and runs that wait for room.
@@ -389,6 +392,7 @@ def build_plan(
             *_grace_notes(arrays, known, limits),
             *dict.fromkeys(_limit_notes(arrays, known, limits)),
             *dict.fromkeys(_whole_node_notes(arrays, limits)),
+            *_name_notes(grid.specs),
             *_first_few((scaling_line(spec.config) for spec in grid.specs), _MOST_LRS, "learning rates are scaled"),
             *_first_few(too_large, _MOST_MODELS, "models do not fit"),
             *_first_few((_tracker_line(spec.config) for spec in grid.specs), _MOST_TRACKERS, "trackers"),
@@ -446,7 +450,48 @@ def _over_budget(plan: SweepPlan) -> Sequence[str]:
             f"budget.max_gpu_hours={budget.max_gpu_hours:g}: this grid may take up to {hours:.4g} GPU-hours (each "
             "run's time limit once). Raise it, shorten hardware.time_limit_min, or take fewer points."
         )
+    if budget.max_gpu_hours is not None and not problems:
+        problems += _over_account(plan.specs)
     return problems
+
+
+def _over_account(specs: Sequence[RunSpec]) -> Iterator[str]:
+    """Yield a problem for each account with fewer GPU-hours left than new runs may take, where sshare tells it."""
+    hours: dict[str, float] = {}
+    for spec in specs:
+        if spec.config["cluster"]["executor"] == Executor.slurm.value and spec.shape.account is not None:
+            hours[spec.shape.account] = hours.get(spec.shape.account, 0.0) + gpu_hours_max(spec)
+    for account, needed in hours.items():
+        left = None
+        with contextlib.suppress(SlurmError):  # many sites have no sshare, or no limit
+            left = ask_left(account).get("gpu") if needed else None
+        if left is not None and needed > left:
+            yield (
+                f"budget.max_gpu_hours: account {account} has {left:.4g} GPU-hours left (sshare), and this grid may "
+                f"take up to {needed:.4g}. Shorten hardware.time_limit_min, take fewer points or another "
+                "cluster.account, or leave the budget out."
+            )
+
+
+def _name_notes(specs: Sequence[RunSpec]) -> Iterator[str]:
+    """Yield a note on each hardware profile that was chosen by another name than its file's `name:`."""
+    chosen: dict[str, str] = {}
+    for spec in specs:
+        words = dict(word.partition("=")[::2] for word in spec.overrides)
+        typed = spec.axes.get("hardware", words.get("hardware"))
+        if typed is None or "hardware.name" in words:
+            continue
+        items = list_of("hardware", typed) or [typed]
+        names = [spec.hardware, *(other.hardware for other in spec.others)]
+        if len(items) == len(names):
+            chosen |= zip(items, names, strict=True)
+    for typed, name in chosen.items():
+        if typed != name:
+            told = "has no name" if name == HardwareConfig().name else f"has name: {name}"
+            yield (
+                f"hardware={typed}: its file {told}, by which plans, results and measured figures know it. Write "
+                f"name: {typed} into {typed}.yaml."
+            )
 
 
 _NO_ENVIRONMENT = plain_value(EnvironmentConfig())

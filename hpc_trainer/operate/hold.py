@@ -61,7 +61,7 @@ def hold_runs(
     elsewhere = next((run for run in runs if run.elsewhere is not None), None)
     if elsewhere is not None:
         raise RunStateError(
-            f"{elsewhere.run_id} was {elsewhere.elsewhere}. Nothing was held: give the same command there."
+            f"{elsewhere.run_id} was {elsewhere.elsewhere}. Nothing was held: run the same command there."
         )
     pooled = next((run for run in runs if save and run.state is RunState.RUNNING and _is_in_slurm_pool(run)), None)
     if pooled is not None:
@@ -81,7 +81,7 @@ def hold_runs(
     if status.queue_error is not None and any(run.has_slurm_job for run in (*waiting, *saving)):
         raise SlurmError(
             f"{status.queue_error.rstrip('.')}. Whose jobs they are is not known, so none was held in Slurm; a run "
-            "that starts all the same finds its hold and leaves. Give the same command again."
+            "that starts all the same finds its hold and leaves. Run the same command again."
         )
     notes = hold_jobs([*_jobs(waiting), *(_waiting_slots(status) if is_whole else ())])
     signal_running(saving)
@@ -122,7 +122,7 @@ def release_runs(status: SweepStatus, runs: Sequence[RunStatus], *, is_whole: bo
     held = [run for run in runs if run.state is RunState.HELD]
     marked = [run for run in runs if is_there(sweep.run(run.run_id).marker(HOLD))]
     if status.queue_error is not None and any(run.has_slurm_job for run in held):
-        raise SlurmError(f"{status.queue_error.rstrip('.')}. Nothing was released. Give the same command again.")
+        raise SlurmError(f"{status.queue_error.rstrip('.')}. Nothing was released. Run the same command again.")
     for run in marked:
         sweep.run(run.run_id).marker(HOLD).unlink(missing_ok=True)
     if is_whole:

@@ -235,7 +235,7 @@ def status_of(
         metrics=folder.result.get("metrics") or beat.get("metrics") or {},
         steps_per_s=beat.get("steps_per_s") if running else None,
         eta_s=beat.get("eta_s") if running else None,
-        speed=_speed({**beat, **beat.get("metrics", {})}) if running or state is RunState.COMPLETED else {},
+        speed=_speed({**beat, **beat.get("metrics", {})}) if beat and (running or state is RunState.COMPLETED) else {},
         remarks=tuple(beat.get("remarks", {}).values()) if running else (),
         age_s=None if seen is None else max(0.0, time.time() - seen),
         num_steps=spec.num_steps or int(beat.get("num_steps", 0)),
@@ -314,7 +314,12 @@ _WAITS = (RunState.PENDING, RunState.REQUEUED, RunState.HELD)
 
 
 def _speed(heartbeat: Mapping[str, Any]) -> Mapping[str, float]:
+    if _SPEEDS.isdisjoint(heartbeat):
+        return {}
     return {key: heartbeat[key] for key in SPEED if is_number(heartbeat.get(key))}
+
+
+_SPEEDS = frozenset(SPEED)
 
 
 def _step(folder: RunFolder) -> int:
@@ -957,7 +962,7 @@ def _waiting_note(status: SweepStatus, view: SchedulerView) -> str:
     if (job_id := status.top_up_job or status.tending_job) is not None:
         return f"{count}: job {job_id} submits them as runs end."
     return (
-        f"{count}, and no top-up job is queued. The submit command brings them in, or: "
+        f"{count}, and no top-up job is queued. The submit command submits them, and so does: "
         f"hpc-trainer top-up {status.sweep.folder}"
     )
 

@@ -233,6 +233,11 @@ class Turns:
             else:
                 yield TurnEnd(**values)
 
+    def all_ends(self, slots: Iterable[str]) -> Iterator[TurnEnd]:
+        """Yield the end of every turn that these slots recorded, also of runs that had several; not after a look."""
+        for slot in slots:
+            yield from self._new_ends(slot)
+
     def _take_end(self, end: TurnEnd) -> None:
         known = self.ends.get(end.run_id)
         if known is None and end.turn == 0 and end.state is RunState.COMPLETED:
