@@ -165,7 +165,7 @@ def use_of(sweep: SweepPaths, pool: Submission) -> tuple[float, float]:
     turns, held_s, busy_s = Turns(sweep), 0.0, 0.0
     for element in range(pool.slots):
         slot = slot_folder(sweep, pool.uuid, element)
-        ends = list(turns.ends_in(slot.run_id))
+        ends = list(turns.all_ends([slot.run_id]))
         last_s = max((end.time for end in ends), default=0.0)
         busy_s += sum(end.seconds for end in ends)
         for attempt in Journal(slot).read(Faults()):
@@ -216,11 +216,10 @@ class Turns:
         if slots is None:
             slots = [name for name in list_folder(self.sweep.folder, self.faults) or () if is_slot(name)]
         for slot in slots:
-            for end in self.ends_in(slot):
+            for end in self._new_ends(slot):
                 self._take_end(end)
 
-    def ends_in(self, slot: str) -> Iterator[TurnEnd]:
-        """Yield the ends that a slot has recorded since the last call."""
+    def _new_ends(self, slot: str) -> Iterator[TurnEnd]:
         path = Path(self.sweep.at(slot)) / "ends.jsonl"
         data = (read_bytes(path, self.faults) or b"")[self._read.get(slot, 0) :]
         whole = data.rpartition(b"\n")[0]
