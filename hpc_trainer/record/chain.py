@@ -273,9 +273,18 @@ def _stands(folder: Path, run_ids: Collection[str] | None) -> Iterator[Stand]:
             yield Stand(f"{folder.name}/{run_id}", RunState.PENDING if run_id in planned_anew else RunState.GONE)
         elif (state := status.states[run_id]) is not RunState.COMPLETED:
             will_go = run_id in planned_anew and state.needs_submit
-            yield Stand(
-                f"{folder.name}/{run_id}", RunState.PENDING if will_go else state, status.open_runs[run_id].own_job
-            )
+            job = _job_of(status.open_runs[run_id])
+            yield Stand(f"{folder.name}/{run_id}", RunState.PENDING if will_go else state, job)
+
+
+def _job_of(run: RunStatus) -> str | None:
+    """Return the job after whose end a run is over or has another job; for a run of a pool the array of all slots."""
+    pool = run.submission if run.submission is not None and run.submission.is_pool else None
+    if pool is None or pool.executor != "slurm" or run.state not in (
+        RunState.PENDING, RunState.RUNNING, RunState.REQUEUED
+    ):  # fmt: skip
+        return run.own_job
+    return pool.job_id
 
 
 def metric_of(specs: Iterable[RunSpec]) -> str | None:

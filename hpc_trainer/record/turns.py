@@ -157,6 +157,22 @@ def read_turn(sweep: SweepPaths, run_id: str, number: int, faults: Faults | None
     return Turn(run_id=run_id, number=number, holder=Holder(**values), place=place, time=since)
 
 
+def use_of(sweep: SweepPaths, pool: Submission) -> tuple[float, float]:
+    """Return the seconds that the places of a pool's slots had an allocation, and those in which they had a run.
+
+    A slot at work counts until the last end of a turn that it has recorded.
+    """
+    turns, held_s, busy_s = Turns(sweep), 0.0, 0.0
+    for element in range(pool.slots):
+        slot = slot_folder(sweep, pool.uuid, element)
+        ends = list(turns.all_ends([slot.run_id]))
+        last_s = max((end.time for end in ends), default=0.0)
+        busy_s += sum(end.seconds for end in ends)
+        for attempt in Journal(slot).read(Faults()):
+            held_s += max(0.0, (attempt.end_time or last_s) - attempt.start_time)
+    return held_s * max(1, pool.per_node), busy_s
+
+
 class Turns:
     """All turns of a sweep, as of the last look; with a holder also its own claims and ends.
 
@@ -286,7 +302,7 @@ class Turns:
             info = folder.heartbeat.stat()
             sign = info.st_mtime_ns, info.st_size, info.st_ino
         except OSError:
-            sign = (0,)
+            sign = (0, 0, 0)
         seen, since = self._signs.get(run_id, ((), now))
         if sign != seen:
             self._signs[run_id] = sign, now

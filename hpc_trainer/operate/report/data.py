@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from hpc_trainer.record.metrics import SPEED, WORK, sampled_metrics
 from hpc_trainer.record.reading import is_number
 from hpc_trainer.record.spec import find_axes
 from hpc_trainer.record.status import RunStatus, SweepStatus, ask_ledgers, gpu_hours, newest_metrics
+from hpc_trainer.record.turns import pool_job, use_of
 
 WARMUP_STEPS = 20
 """Steps at the start of each attempt without speed: caches, compilers and allocators are cold."""
@@ -170,7 +171,7 @@ def build_report(
     ]
     scaling = find_scaling(runs)
     parts: list[ReportPart] = [part_of(status) for part_of in contributions("report_parts")]
-    notes = [*status.notes, *unasked, *(note for part in parts for note in part.notes)]
+    notes = [*status.notes, *unasked, *_pool_notes(status), *(note for part in parts for note in part.notes)]
     num_sampled = sum(run.is_sampled for run in runs)
     if num_sampled:
         notes.append(f"curves and speeds of {num_sampled} long run(s) are from about {most} of their records each.")
@@ -191,6 +192,17 @@ def build_report(
         studies=[part.section for part in studies],
         content={key: value for part in studies for key, value in part.content.items()},
     )  # fmt: skip
+
+
+def _pool_notes(status: SweepStatus) -> Iterator[str]:
+    """Yield how much of its time each place of a pool had a run."""
+    for pool in status.ledger.submissions:
+        held_s, busy_s = use_of(status.sweep, pool) if pool.is_pool else (0.0, 0.0)
+        if held_s > 0:
+            yield (
+                f"Pool {pool_job(pool)}: {pool.slots} slot(s) of {max(1, pool.per_node)} place(s) took "
+                f"{held_s / 3600:.3g} place-hours, and had a run for {min(1.0, busy_s / held_s):.0%} of that time."
+            )
 
 
 def _studies(options: Mapping[str, Any]) -> list[ReportPart]:

@@ -170,6 +170,13 @@ def test_a_job_whose_followed_runs_have_no_job_yet_does_not_start_at_once(runs: 
     assert "--dependency" not in call
 
 
+def test_what_follows_a_pool_waits_for_all_of_its_slots(runs: Path, fake_slurm: FakeSlurm) -> None:
+    """A run of a pool has no job of its own, and any slot may take it."""
+    _submit("first", "seed=range(0,5)", "pool.jobs=2")
+    _submit("second", "after=first")
+    assert "--dependency=afterany:101 " in _sbatch(fake_slurm)[1] + " "
+
+
 def test_a_circle_over_three_sweeps_is_refused(runs: Path, fake_slurm: FakeSlurm) -> None:
     _submit("a")
     _submit("b", "after=a")

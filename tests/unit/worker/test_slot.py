@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from hpc_trainer.operate.hold import hold_runs, release_runs
+from hpc_trainer.operate.report.data import build_report
 from hpc_trainer.record.files import claim
 from hpc_trainer.record.holds import write_hold
 from hpc_trainer.record.journal import Attempt, Journal
@@ -26,7 +27,7 @@ from hpc_trainer.record.spec import RunSpec, read_specs
 from hpc_trainer.record.states import DONE, HOLD, POOL, RunState
 from hpc_trainer.record.status import read_status
 from hpc_trainer.record.submissions import Submission, read_submissions, write_confirmation, write_intent
-from hpc_trainer.record.turns import Holder, Turns, pool_job, read_turn, slot_folder, slot_name
+from hpc_trainer.record.turns import Holder, Turns, pool_job, read_turn, slot_folder, slot_name, use_of
 from hpc_trainer.runtime.pace import JOB_START
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag
@@ -394,6 +395,10 @@ def test_a_failing_run_leaves_the_others_alone_and_a_place_of_its_own_takes_the_
     assert status.run(specs[2].run_id).error["message"] == "the program ended with exit code 1"
     told = [sweep.paths.run(spec.run_id).output / "told" for spec in specs if spec is not specs[2]]
     assert all(path.read_text().count("\n") == 1 for path in told)
+    held_s, busy_s = use_of(sweep.paths, pool)
+    assert 0 < busy_s < held_s, "each slot has two places, and runs one after the other are short"
+    (note,) = [note for note in build_report(status).notes if "place-hours" in note]
+    assert "2 slot(s) of 2 place(s) took " in note
 
 
 def test_a_stopped_pool_gives_its_runs_back_and_a_killed_slot_takes_its_run_along(tmp_path: Path) -> None:
