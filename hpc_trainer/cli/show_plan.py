@@ -121,7 +121,7 @@ def print_plan(plan: SweepPlan) -> None:
         )
     _say_limits(plan)
     if plan.waiting:
-        say(f"{len(plan.waiting)} run(s) wait in the sweep's own queue; a top-up job brings them in.")
+        say(f"{len(plan.waiting)} run(s) wait in the sweep's own queue; a top-up job submits them.")
     say(f"{_counts(plan)}. To submit: {plan.num_to_submit}, at most {gpu_hours(plan.gpu_hours_max)}.")
     _say_notes(plan, ())
     for problem in plan.problems:
@@ -260,7 +260,7 @@ def print_submitted(done: Submitted, *, has_next: bool = True) -> None:
         say(f"Submitted {len(array.run_ids)} run(s) on {array.hardware} to {slots}{where}.")
     _say_limits(plan)
     if outcome.waiting:
-        by = f"job {outcome.top_up} submits them as runs end" if outcome.top_up else "no job will bring them in"
+        by = f"job {outcome.top_up} submits them as runs end" if outcome.top_up else "no job will submit them"
         say(f"{len(outcome.waiting)} run(s) wait in the sweep's own queue; {by}.")
     if outcome.arrays and done.num_already:
         say(f"{done.num_already} run(s) were there already.")
@@ -347,6 +347,12 @@ def _fit_row(each: Candidate) -> list[str]:
     ]  # fmt: skip
 
 
+def _kind_name(need: Need) -> str:
+    """Return the point of the first run of a kind, else its id; and the item of its list of hardware."""
+    point = " ".join(f"{key}={value}" for key, value in need.axes.items()) or need.run_id
+    return point if need.hardware is None else f"{point} on {need.hardware} {need.gpu_type or ''}".rstrip()
+
+
 def _print_estimates(needs: Sequence[Need]) -> None:
     shown = [part for part in PARTS if any(each.parts.get(part) for each in needs)]
     say(f"\nGB of a rank's memory; total: and {FRAGMENTS:.0%} lost to fragments, and {CONTEXT_GB:g} GB for CUDA")
@@ -355,7 +361,7 @@ def _print_estimates(needs: Sequence[Need]) -> None:
         ["RUNS", "AS", "BATCH", *(part.upper() for part in shown), "TOTAL", *["MEASURED"] * has_measured, "CHECKPOINT"],
         [
             [
-                str(each.num_runs), " ".join(f"{key}={value}" for key, value in each.axes.items()) or each.run_id,
+                str(each.num_runs), _kind_name(each),
                 str(each.micro_batch_size),
                 *(f"{each.parts[part]:.3g}" for part in shown), f"{each.total_gb or 0:.3g}",
                 *["-" if each.measured_gb is None else f"{each.measured_gb:.3g}"] * has_measured,

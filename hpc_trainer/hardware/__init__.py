@@ -3,7 +3,8 @@
     verbs.py       the commands of `hpc-trainer hardware` and what they print
     profiles.py    the profiles of `conf/` and of `--config-dir`, read without Hydra
     live_verbs.py  `discover` and `check`: they ask the cluster at hand, and print what it answers
-    discover.py    files for the cluster at hand, made of what its Slurm says
+    discover.py    shapes of runs on the cluster at hand, made of what its Slurm says
+    site_files.py  the files of `discover`: their text, and what happens to a file that is there
     check.py       a profile against the cluster, line by line; verdicts on what ranks measured
     rank_probe.py  program of `check --run`: measures on each rank, with torch, and imports nothing of ours
 
@@ -11,5 +12,8 @@ A profile is a file of `conf/hardware/` (the shape of a run) with a file of `con
 are chosen as any other file of a group: `hardware=nersc/perlmutter_x4`.
 """
 
-CONTRIBUTES = {"verbs": ("hpc_trainer.hardware.verbs:verbs",)}
+CONTRIBUTES = {
+    "verbs": ("hpc_trainer.hardware.verbs:verbs",),
+    "cluster_profile": ("hpc_trainer.hardware.discover:smallest_here",),
+}
 """Contributions of this domain to the hooks of the core (hpc_trainer/domains.py)."""

@@ -54,11 +54,15 @@ def compose_profiles(
 # --- the profile's lines ---
 
 
-def check_lines(config: TrainConfig, limits: Limits) -> list[Line]:
-    """Return the lines of a profile: what it asks, what the cluster has, and the fix if that does not fit."""
-    name, shape = config.hardware.name, shape_of(config)
-    problems = _problems_by_key(shape, name, limits)
-    lines = [*_name_line(config, limits)]
+def check_lines(config: TrainConfig, limits: Limits, name: str | None = None) -> list[Line]:
+    """Return the lines of a profile: what it asks, what the cluster has, and the fix if that does not fit.
+
+    Args:
+        name: the profile as the user types it, if its file may name it otherwise.
+    """
+    hardware_name, shape = config.hardware.name, shape_of(config)
+    problems = _problems_by_key(shape, hardware_name, limits)
+    lines = [*_name_line(config, name or hardware_name, limits)]
     for key, asked, cluster in _facts(config.hardware, shape, limits):
         problem = problems.pop(key, None) or (_default_qos(shape, limits) if key == "qos" else None)
         verdict = OK if problem is None else WRONG
@@ -121,7 +125,13 @@ def _harmless(shape: Shape, key: str, limits: Limits) -> tuple[Shape, Limits]:
     return dataclasses.replace(shape, **harmless.get(key, {})), limits
 
 
-def _name_line(config: TrainConfig, limits: Limits) -> Iterator[Line]:
+def _name_line(config: TrainConfig, name: str, limits: Limits) -> Iterator[Line]:
+    if name != config.hardware.name:
+        yield Line(
+            key="name", asked=config.hardware.name, cluster="", verdict=NOTE,
+            fix=f"The file of {name} has `name: {config.hardware.name}`, by which plans and measured figures know it. "
+            f"Write name: {name}.",
+        )  # fmt: skip
     asked = config.cluster.site.slurm_cluster or config.cluster.name
     if asked in _GENERIC_CLUSTERS or limits.cluster is None:
         return

@@ -37,17 +37,15 @@ from hpc_trainer.hardware.check import (
 from hpc_trainer.hardware.discover import (
     Choice,
     Discovery,
-    Proposal,
-    Written,
     access_to,
     check_choice,
     discover,
     preemption_of,
     qos_choices,
     user_groups,
-    write_files,
 )
 from hpc_trainer.hardware.rank_probe import clock_against_server, filesystem_of
+from hpc_trainer.hardware.site_files import Proposal, Written, write_files
 from hpc_trainer.launch.freeze import Grid
 from hpc_trainer.launch.grids import submit_grid
 from hpc_trainer.operate.cancel import cancel_runs
@@ -272,7 +270,8 @@ def run_check(
     (config,) = compose_profiles([name], overrides, folders)
     limits = read_inventory()
     shape = shape_of(config)
-    lines = check_lines(config, limits)
+    has_name = any(override.startswith("hardware.name=") for override in overrides)
+    lines = check_lines(config, limits, None if has_name else name)
     is_fit = all(line.verdict != WRONG for line in lines)
     if not as_json:
         print(as_typed(f"{name} on {limits.cluster}, Slurm {limits.version or 'of an unknown release'}"))

@@ -38,7 +38,7 @@ def list_profiles(
     as_json: Json = False,
 ) -> None:
     """List the hardware profiles; hardware=NAME chooses one."""
-    from hpc_trainer.cli.common import print_json, print_next, print_table
+    from hpc_trainer.cli.common import print_json, print_next, print_table, say
     from hpc_trainer.hardware.profiles import read_profiles
 
     wanted = [word.lower() for word in words or []]
@@ -56,6 +56,9 @@ def list_profiles(
         return
     columns = ("NAME", "NODES", "GPUS A NODE", "CORES", "MEMORY", "PARTITION", "LIMIT", "CHECKED", "WHAT")
     print_table(columns, [_row(profile) for profile in profiles], least=("WHAT", "CHECKED", "CORES", "NODES"))
+    for profile in profiles:
+        if profile["name"] != profile.name:
+            say(f"Note: {profile.path} has name: {profile['name']}. Write name: {profile.name}.")
     print_next(f"hardware show {profiles[0].name}")
 
 
@@ -80,6 +83,8 @@ def show_profile(
     say(f"hardware={profile.name}: {profile.about}")
     for key, value in _told(profile.values):
         say(f"  {key:<16}{value}")
+    if profile["name"] != profile.name:
+        say(f"  {'name':<16}{profile['name']} (in the file; write name: {profile.name})")
     for text in profile.sources:
         say(f"  {'source':<16}{text}")
     if cluster is not None:

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config.user_files import naming
-from hpc_trainer.errors import ConfigError, SlurmError
+from hpc_trainer.domains import contributions
+from hpc_trainer.errors import ConfigError
 from hpc_trainer.runtime.machine import cpu, devices
-from hpc_trainer.slurm.commands import has_slurm
-from hpc_trainer.slurm.limits import Limits, NodeGroup, read_limits
 
 _TEMPLATE = Path(__file__).with_name("template")
 # A file's name in the project: {package} and {name} are filled in. Names in template/ have no leading dot and no .py:
@@ -36,7 +35,6 @@ _PLACES = {
     "test_resume.py.txt": "tests/test_resume.py",
 }
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
-_MOST_MINUTES = 24 * 60
 _TAKEN = frozenset({"hpc_trainer", "torch", "conf", "tests", "jobs", "runs", "hydra", "digits", "custom", "test"})
 
 
@@ -130,51 +128,14 @@ def as_yaml(values: Mapping[str, Any], comment: str) -> str:
 
 
 def hardware_here() -> tuple[dict[str, Any], str]:
-    """Return the values of a profile for one node, or one GPU of it, and where they come from."""
-    if has_slurm():
-        try:
-            limits = read_limits()
-        except SlurmError:
-            limits = Limits()
-        profile = _of_cluster(limits)
-        if profile is not None:
-            where = f"partition {profile['partition']} of cluster {limits.cluster or 'Slurm'}"
-            return profile, f"A share of the commonest node in {where} (scontrol, sinfo)"
+    """Return the keys of a profile for the smallest run on this cluster, else for this machine, and their origin."""
+    for profile_of in contributions("cluster_profile"):
+        if (found := profile_of()) is not None:
+            values, where = found
+            return {**values, "name": "here"}, f"The smallest run in {where} (scontrol, sinfo, sacctmgr)"
     gpus = len(devices())
     cores = int(cpu()["allowed"] or 1)
     if gpus:
         values = {"name": "here", "num_nodes": 1, "gpus_per_node": gpus, "cpus_per_gpu": max(1, cores // gpus)}
         return values, f"Of this machine: all its {gpus} GPUs"
     return {"name": "here", "num_nodes": 1, "tasks_per_node": 1, "cpus_per_task": cores}, "Of this machine: no GPU"
-
-
-def _of_cluster(limits: Limits) -> dict[str, Any] | None:
-    """Return one GPU's share of the commonest node with GPUs, else one core's; None if no node is known."""
-    default = limits.partition_of(None)
-    nodes = [node for node in limits.nodes if default is None or node.partition == default.name]
-    with_gpus = [node for node in nodes if node.gpus] or [node for node in limits.nodes if node.gpus] or nodes
-    if not with_gpus:
-        return None
-    node = max(with_gpus, key=lambda group: (group.num_nodes, group.partition))
-    partition = limits.partitions.get(node.partition)
-    longest = partition.max_time_min if partition is not None else None
-    return {
-        "name": "here",
-        "num_nodes": 1,
-        **_share(node),
-        "partition": node.partition,
-        "time_limit_min": min(_MOST_MINUTES, longest or _MOST_MINUTES),
-    }
-
-
-def _share(node: NodeGroup) -> dict[str, Any]:
-    if not node.gpus:
-        return {"tasks_per_node": 1, "cpus_per_task": min(4, node.cpus)}
-    kind, count = max(node.gpus.items(), key=lambda item: item[1])
-    memory = int(node.memory_mb * 0.9 / 1024 / count)  # a part of a node's memory is the system's
-    return {
-        "gpus_per_node": 1,
-        **({} if kind == "gpu" else {"gpu_type": kind}),
-        "cpus_per_gpu": max(1, node.cpus // count),
-        **({"mem_gb_per_gpu": memory} if memory > 0 and node.memory_mb > 1 else {}),
-    }

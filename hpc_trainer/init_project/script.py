@@ -44,6 +44,8 @@ class Reading:
     steps: tuple[Step, ...]
     as_it_is: str
     """The command that runs the script without a change, once."""
+    note: str = ""
+    """Advice about a library that has the training loop; empty if the script has its own."""
 
 
 _RANKS = {
@@ -58,6 +60,15 @@ _KEY_OF_OPTION = {
 }
 _FILES = {"resume", "checkpoint", "ckpt", "output_dir", "out", "save_dir", "log_dir"}
 _CLASSES = re.compile(r"(SGD|Adam\w*|RMSprop|Adagrad|LBFGS|Lion|Muon)$")
+_LIBRARIES = (
+    (("lightning", "pytorch_lightning"), ("Trainer",), "Lightning"),
+    (("transformers", "trl"), ("Trainer", "Seq2SeqTrainer", "SFTTrainer", "DPOTrainer"), "Hugging Face's Trainer"),
+    (("accelerate",), ("Accelerator",), "Accelerate"),
+    (("keras", "tensorflow"), ("fit",), "Keras"),
+    (("deepspeed",), ("initialize",), "DeepSpeed"),
+)
+"""Packages, the classes or functions of them that a script calls, and the library's name."""
+_RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _LOADERS = ("DataLoader", "DistributedSampler")
 
 
@@ -70,7 +81,19 @@ def read_training(path: Path) -> Reading:
     source = Source(path)
     names = _saved_names(source)
     steps = (_arguments(source), _ranks(source), _start(source, names), _loop(source, names), _end(source))
-    return Reading(path=path, steps=steps, as_it_is=_as_it_is(source))
+    return Reading(path=path, steps=steps, as_it_is=_as_it_is(source), note=_note(source))
+
+
+def _note(source: Source) -> str:
+    """Return advice for a script whose loop, or whose ranks, belong to a library; else an empty text."""
+    for packages, classes, name in _LIBRARIES:
+        is_used = any(_imports(node, package) for package in packages for node in source.nodes)
+        if is_used and (not classes or any(source.calls(*classes))):
+            return (
+                f"It trains with {name}, which has ranks and checkpoints of its own: keep it a program, which "
+                "docs/any_program.md makes resume. The steps below are for a loop of your own."
+            )
+    return ""
 
 
 def _as_it_is(source: Source) -> str:
@@ -83,14 +106,36 @@ def _as_it_is(source: Source) -> str:
     }
     if "main" in decorators and any(_imports(node, "hydra") for node in source.nodes):
         return f"hpc-trainer submit hardware=cpu_x1 --app {name}"
-    usual = [name for name in source.arguments if name and name not in _RANKS | _FILES]
-    axis = next((name for name in usual if name in ("lr", "learning_rate")), usual[0] if usual else None)
+    words = [f"python {name}"]
+    for argument in source.arguments.values():
+        if argument.is_required and argument.flag:
+            value = argument.flag.lstrip("-").replace("-", "_").upper()
+            words.append(f"{argument.flag} {value}" if argument.flag.startswith("-") else value)
+    subscripts = (node for node in source.nodes if isinstance(node, ast.Subscript))
+    needs_variables = any(_rank_variable(node) in _RANK_VARIABLES for node in subscripts)
+    more = " train.command_env=torchrun" if needs_variables else ""  # a program of one rank finds none of them else
+    usual = [
+        key
+        for key, argument in source.arguments.items()
+        if key not in _RANKS | _FILES and argument.flag.startswith("-") and not argument.is_required
+    ]
+    axis = next((key for key in usual if key in ("lr", "learning_rate")), usual[0] if usual else None)
     if axis is None:
-        return f"hpc-trainer submit --command 'python {name}'"
-    default = source.arguments[axis][0]
+        return f"hpc-trainer submit --command '{' '.join(words)}'{more}"
+    argument = source.arguments[axis]
+    default = argument.default
     value = default if isinstance(default, (int, float, str)) and not isinstance(default, bool) else 1
-    flag = axis if f"--{axis}" in source.path.read_text(encoding="utf-8") else axis.replace("_", "-")
-    return f"hpc-trainer submit --command 'python {name} --{flag} {{params.{axis}}}' params.{axis}={value}"
+    words.append(f"{argument.flag} {{params.{axis}}}")
+    return f"hpc-trainer submit --command '{' '.join(words)}' params.{axis}={value}{more}"
+
+
+def _rank_variable(node: ast.AST) -> str:
+    """Return the variable of the environment that an expression reads; empty if it reads none."""
+    if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "os.environ":
+        return ast.unparse(node.slice).strip("'\"")
+    if isinstance(node, ast.Call) and node.args and ast.unparse(node.func) in ("os.environ.get", "os.getenv"):
+        return ast.unparse(node.args[0]).strip("'\"")
+    return ""
 
 
 def _imports(node: ast.AST, package: str) -> bool:
@@ -120,7 +165,9 @@ def _arguments(source: Source) -> Step:
         return f'config.params["{name}"]'
 
     places = [
-        Place(line=line, text=f"--{name}", change=change(name)) for name, (_, line) in source.arguments.items() if name
+        Place(line=argument.line, text=argument.flag, change=change(name))
+        for name, argument in source.arguments.items()
+        if name
     ]
     places += [_place(call, "remove") for call in source.calls("parse_args", "parse_known_args")]
     places = sorted(places, key=lambda place: place.line)
@@ -140,10 +187,14 @@ def _ranks(source: Source) -> Step:
         *(_place(call, "remove: use run.device") for call in source.calls("set_device")),
         *(_place(call, ".to(run.device)") for call in source.calls("cuda") if isinstance(call.func, ast.Attribute)),
     ]
+    places += [
+        _place(call, ".to(run.device)" if last_name(call.func) == "to" else "run.device")
+        for call in source.calls("to", "device")
+        if call.args and str(getattr(call.args[0], "value", "")).startswith("cuda")
+    ]
     for node in source.nodes:
-        is_read = isinstance(node, ast.Subscript) and ast.unparse(node.value) == "os.environ"
-        name = ast.unparse(node.slice).strip("'\"") if isinstance(node, ast.Subscript) and is_read else ""
-        if name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") or name.startswith("SLURM_"):
+        name = _rank_variable(node)
+        if name in _RANK_VARIABLES or name.startswith("SLURM_"):
             places.append(_place(node, "run.rank, run.world_size, run.is_rank_zero"))
     return Step(
         title="Ranks, process group and device exist already",
@@ -184,7 +235,10 @@ def _start(source: Source, names: list[str]) -> Step:
             if "torch" in ast.unparse(call.func)
         ),
         *(_place(call, "remove: run.restore fills it") for call in source.calls("load_state_dict")),
-        *(_place(call, "remove: every rank is seeded from config.seed") for call in source.calls("manual_seed")),
+        *(
+            _place(call, "remove: every rank is seeded from config.seed")
+            for call in source.calls("manual_seed", "manual_seed_all", "seed_everything")
+        ),
     ]
     return Step(
         title="Build everything, then restore once",
@@ -228,6 +282,7 @@ def _loop(source: Source, names: list[str]) -> Step:
 def _end(source: Source) -> Step:
     places = [
         *(_place(call, "run.log(step, {..}), at most some times a second") for call in source.calls("add_scalar")),
+        *(_place(call, "remove: tracker=tensorboard") for call in source.calls("SummaryWriter")),
         *(
             _place(call, "run.log(step, {..}); tracker=wandb, tracker=mlflow or tracker=tensorboard")
             for call in source.calls("log", "log_metric", "log_metrics", "init")

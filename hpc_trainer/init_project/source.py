@@ -22,6 +22,17 @@ class Computed:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """Argument of a command line that `add_argument` declares."""
+
+    default: Any
+    line: int
+    flag: str
+    """Name as the user types it: `--lr`; the bare name of a positional argument."""
+    is_required: bool
+
+
 class Source:
     """A parsed Python file.
 
@@ -41,7 +52,7 @@ class Source:
         self.path = path
         self.nodes = [*ast.walk(self.tree)]
         self.arguments = dict(self._arguments())
-        """Argument of the command line -> (default, line)."""
+        """Attribute of the parsed arguments -> its argument."""
         self._tests = {
             id(inner): node.test
             for node in self.nodes
@@ -105,7 +116,7 @@ class Source:
     def _named(self, node: ast.expr, names: frozenset[str]) -> Any:
         name = ast.unparse(node) if isinstance(node, (ast.Name, ast.Attribute)) else ""
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr in self.arguments:
-            default = self.arguments[node.attr][0]
+            default = self.arguments[node.attr].default
             if default is not None and not isinstance(default, Computed):
                 return default
         values = self._assigned.get(name, [])
@@ -113,7 +124,7 @@ class Source:
             raise _NotKnownError
         return self._value(values[0], names | {name})
 
-    def _arguments(self) -> Iterator[tuple[str, tuple[Any, int]]]:
+    def _arguments(self) -> Iterator[tuple[str, Argument]]:
         for call in self.calls("add_argument"):
             flags = [str(argument.value) for argument in call.args if isinstance(argument, ast.Constant)]
             long = next((flag for flag in flags if flag.startswith("--")), flags[0] if flags else "")
@@ -122,7 +133,14 @@ class Source:
             value = ast.literal_eval(default) if isinstance(default, ast.Constant) else None
             if default is not None and not isinstance(default, ast.Constant):
                 value = Computed(ast.unparse(default))
-            yield long.lstrip("-").replace("-", "_"), (value, call.lineno)
+            dest = keywords.get("dest")
+            name = str(dest.value) if isinstance(dest, ast.Constant) else long.lstrip("-").replace("-", "_")
+            is_required = (
+                bool(getattr(keywords.get("required"), "value", False))
+                if long.startswith("-")
+                else getattr(keywords.get("nargs"), "value", None) not in ("?", "*")
+            )
+            yield name, Argument(value, call.lineno, long, is_required)
 
 
 class _NotKnownError(Exception):

@@ -98,8 +98,13 @@ def _keyword_parameters(source: Source, call: ast.Call) -> Iterator[Parameter]:
 
 
 def _set_later(source: Source, name: str) -> Iterator[Parameter]:
-    """Yield the items that a script adds to a dict of parameters: `parameters["mem_gb"] = 64`."""
+    """Yield what a script adds to a dict of parameters: `parameters["mem_gb"] = 64`, `parameters.update(mem_gb=64)`."""
     for node in source.nodes:
+        call = node.value if isinstance(node, ast.Expr) else None
+        if isinstance(call, ast.Call) and isinstance(node, ast.stmt) and ast.unparse(call.func) == f"{name}.update":
+            words = [*(ast.keyword(arg=None, value=given) for given in call.args), *call.keywords]
+            for parameter in _keyword_parameters(source, ast.Call(func=call.func, args=[], keywords=words)):
+                yield replace(parameter, condition=source.condition(node))
         target = node.targets[0] if isinstance(node, ast.Assign) else None
         if isinstance(node, ast.Assign) and isinstance(target, ast.Subscript) and ast.unparse(target.value) == name:
             key = source.value(target.slice)
@@ -163,25 +168,30 @@ def read_launcher(path: Path) -> list[Parameter]:
             "hydra/launcher, or the one with `hydra: launcher:`."
         )
     return [
-        Parameter(name=str(name), value=_of_yaml(value, loaded))
+        Parameter(name=str(name), value=_of_yaml(value, loaded, table))
         for name, value in table.items()
         if name not in ("defaults", "_target_", "hydra")
     ]
 
 
-def _of_yaml(value: Any, root: Any, depth: int = 4) -> Any:
-    """Return a value of YAML; an interpolation is resolved within the file, `oc.env` stays, any other is computed."""
+def _of_yaml(value: Any, root: Any, table: Any, depth: int = 4) -> Any:
+    """Return a value of YAML; an interpolation is resolved within the file, `oc.env` stays, any other is computed.
+
+    Args:
+        root: content of the file, from which `${a.b}` counts.
+        table: the launcher's part of it, from which `${.b}` counts.
+    """
     if isinstance(value, dict):
-        return {key: _of_yaml(item, root) for key, item in value.items()}
+        return {key: _of_yaml(item, root, table) for key, item in value.items()}
     if isinstance(value, list):
-        return [_of_yaml(item, root) for item in value]
-    whole = re.fullmatch(r"\$\{([\w.]+)\}", value) if isinstance(value, str) else None
+        return [_of_yaml(item, root, table) for item in value]
+    whole = re.fullmatch(r"\$\{(\.?)(\w[\w.]*)\}", value) if isinstance(value, str) else None
     if whole is not None and depth:
-        target = root
-        for key in whole[1].split("."):
+        target = table if whole[1] else root
+        for key in whole[2].split("."):
             target = target.get(key) if isinstance(target, dict) else None
         if target is not None and not isinstance(target, (dict, list)):
-            return _of_yaml(target, root, depth - 1)
+            return _of_yaml(target, root, table, depth - 1)
     is_foreign = isinstance(value, str) and re.search(r"\$\{(?!oc\.env:)", value) is not None
     return Computed(str(value)) if is_foreign else value
 
@@ -251,9 +261,19 @@ def _gpus_and_cores(named: dict[str, Parameter], result: Translation) -> None:
     """Take the parameters that say together what a rank gets, and set one rank for each GPU."""
     taken = {name: named.pop(name) for name in _JOINT if name in named and named[name].value is not None}
     computed = {name for name, parameter in taken.items() if isinstance(parameter.value, Computed)}
-    for name in computed:
-        _untold(result, taken.pop(name), _KEYS.get(name, "hardware.gpus_per_node"))
+    unknown = {name: taken.pop(name) for name in computed}
     kind, count, is_gres = _gpus(taken, result)
+    has_gpus = count or unknown.keys() & {"gpus_per_node", "gpus_per_task", "gpus", "gres"}
+    for name, parameter in unknown.items():
+        key = _KEYS.get(name, "hardware.gpus_per_node")
+        if name in ("ntasks_per_node", "ntasks") and has_gpus:
+            result.rows.append(Row(line=parameter.line, theirs=_shown(parameter), ours="one rank for each GPU"))
+        else:
+            _untold(result, parameter, "hardware.cpus_per_gpu" if name == "cpus_per_task" and has_gpus else key)
+    if has_gpus and "cpus_per_task" in taken and unknown.keys() - {"cpus_per_task", "cpus_per_gpu"}:
+        parameter = taken.pop("cpus_per_task")
+        note = "of a task, and tasks or GPUs are computed there: set hardware.cpus_per_gpu yourself"
+        result.rows.append(Row(line=parameter.line, theirs=_shown(parameter), note=note))
     tasks = _whole(taken.get("ntasks_per_node") or taken.get("ntasks")) or 1
     if count and "gpus_per_task" in taken and "gpus_per_node" not in taken and "gres" not in taken:
         count *= tasks
@@ -322,12 +342,13 @@ def _whole(parameter: Parameter | None) -> int | None:
 
 
 def _untold(result: Translation, parameter: Parameter, key: str) -> None:
-    value = parameter.value.text if isinstance(parameter.value, Computed) else parameter.value
     what = f"set {key} yourself" if key else "set it yourself"
-    result.rows.append(Row(line=parameter.line, theirs=f"{parameter.name}={value}", note=f"computed there: {what}"))
+    result.rows.append(Row(line=parameter.line, theirs=_shown(parameter), note=f"computed there: {what}"))
 
 
 def _shown(parameter: Parameter) -> str:
+    if parameter.name.startswith("**"):
+        return parameter.name
     value = parameter.value.text if isinstance(parameter.value, Computed) else parameter.value
     return f"{parameter.name}={value}"
 
@@ -342,7 +363,7 @@ def _take(parameter: Parameter, result: Translation, section: str, key: str, val
 def _option(parameter: Parameter, name: str, result: Translation) -> None:
     """Keep an option of sbatch that `cluster.sbatch` takes unchanged; else report why it does not."""
     option = name.replace("_", "-")
-    value = parameter.value
+    value = True if parameter.value == "" else parameter.value  # an option without a value
     problem = next(sbatch_problems({option: None if isinstance(value, Computed) else value}), None)
     if problem is not None:
         said = problem.partition("which hpc_trainer sets itself. ")[2].removeprefix("Remove it: ") or problem
@@ -374,6 +395,11 @@ def _memory(key: str) -> Callable[[Parameter, Translation], None]:
         amount = float(match[1]) * _UNITS[unit] if match else 0.0
         if not amount:
             note = "no equivalent: 0 asks for all memory of a node; on sites that give whole nodes leave it out"
+            result.rows.append(Row(line=parameter.line, theirs=_shown(parameter), note=note))
+            return
+        other = next((name for name in result.hardware if name.startswith("mem_gb_per_")), key)
+        if other != key:
+            note = f"no equivalent: a job has one memory option, and hardware.{other} is set"
             result.rows.append(Row(line=parameter.line, theirs=_shown(parameter), note=note))
             return
         if key == "mem_gb_per_gpu" and not result.hardware.get("gpus_per_node"):

@@ -111,6 +111,7 @@ def _as_json(
         "project": None if project is None else {**dataclasses.asdict(project), "folder": str(project.folder)},
         "steps": None if reading is None else [dataclasses.asdict(step) for step in reading.steps],
         "as_it_is": None if reading is None else reading.as_it_is,
+        "note": (reading.note or None) if reading is not None else None,
         "translation": translated,
     }
 
@@ -131,6 +132,8 @@ def _print_reading(reading: Reading) -> None:
     from hpc_trainer.cli.terminal import as_typed
 
     say(as_typed(f"{reading.path} runs unchanged, and begins anew after each stop:\n    {reading.as_it_is}"))
+    if reading.note:
+        say(reading.note)
     say("To make it continue after a stop, with the same bits (hpc-trainer's docs/own_loop.md):")
     for number, step in enumerate(reading.steps, start=1):
         say(f"\n{number}. {step.title}")
@@ -138,7 +141,7 @@ def _print_reading(reading: Reading) -> None:
         for place in step.places:
             say(f"   line {place.line:>4}  {place.text:<{width}}  {place.change}")
         if not step.places:
-            say("   no line of the script needs a change")
+            say("   no such line was found")
         say(f"   {step.advice}")
     module = _profile(reading.path)
     say(as_typed(f"\nThen: hpc-trainer train --trust {module} train.main={module}.main train.num_steps=100"))

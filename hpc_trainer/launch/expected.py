@@ -65,7 +65,8 @@ def find_expected(plan: SweepPlan, needs: Sequence[Need] = ()) -> list[Expected]
         if figures is not None:
             spec = array.specs[0]
             speeds = speeds or Speeds(runs_dir)
-            need = next((need for need in needs if need.run_id == spec.run_id and need.parts), None)
+            own = [need for need in needs if need.run_id == spec.run_id and need.parts]
+            need = next((need for need in own if need.hardware in (None, array.hardware)), None)
             found[array.hardware] = _expected(spec, figures, need, speeds.of(spec), runs_dir)
     return [*found.values()]
 

@@ -82,7 +82,7 @@ class TopUpJob:
             return cls(None, (str(error),))
         except (ConfigError, SlurmError, SubmitError) as error:
             why = "no room for it" if isinstance(error, NoRoomError) else str(error)
-            return cls(None, (f"No top-up job ({why}): give the same command again when runs have ended.",))
+            return cls(None, (f"No top-up job ({why}): run the same command again when runs have ended.",))
 
     def aim(self, elements: Sequence[str]) -> None:
         """Make the job begin when the first half of these runs (job ids of array elements) has ended.

@@ -44,6 +44,8 @@ class Need:
     """Point of that run in the grid."""
     num_runs: int
     gpu_type: str | None
+    hardware: str | None = None
+    """Item of the list of hardware (`hardware=first:a,b`); None for runs without a list."""
     micro_batch_size: int | None = None
     parts: Mapping[str, float] = field(default_factory=dict)
     checkpoint_gb: float | None = None
@@ -68,36 +70,53 @@ class Need:
             return None
         sizes = " or ".join(map(str, gpu.memory_gb))
         ways = ", ".join(self.ways)
-        needs = f"{self.run_id} needs about {total_gb:.3g} GB a rank, and {self.gpu_type} has {sizes} GB"
+        run = self.run_id if self.hardware is None else f"{self.run_id} on {self.hardware}"
+        needs = f"{run} needs about {total_gb:.3g} GB a rank, and {self.gpu_type} has {sizes} GB"
         if total_gb <= gpu.memory_gb[-1]:
             return f"{needs}: ask for the larger one (hardware.constraint), or {ways}."
         return f"{needs}. Try {ways}."
 
 
+_Placed = tuple[RunSpec, bool]
+"""A run as it is on one hardware, and True if that is an item of a list."""
+
+
 def find_needs(specs: Sequence[RunSpec], sweep: SweepPaths | None = None) -> list[Need]:
     """Return the memory need of each kind of training among the runs, the most common first.
 
-    At most 16 kinds are estimated. Custom loops and programs (`train.main`, `train.command`) are left out, because
-    their models are unknown. A failed estimate has a `problem`.
+    A run with a list of hardware (`hardware=first:a,b`) has a need on each item. At most 16 kinds are estimated. Custom
+    loops and programs (`train.main`, `train.command`) are left out, because their models are unknown. A failed estimate
+    has a `problem`.
 
     Args:
         sweep: adds the peaks that this sweep's runs have measured.
     """
-    kinds: dict[str, list[RunSpec]] = {}
+    kinds: dict[str, list[_Placed]] = {}
     for spec in specs:
-        if not spec.is_own_loop:
-            kinds.setdefault(_kind(spec.config), []).append(spec)
+        items = [] if spec.is_own_loop else _items(spec)
+        for item in items:
+            kinds.setdefault(_kind(item.config), []).append((item, len(items) > 1))
     ordered = sorted(kinds.values(), key=len, reverse=True)
     if not ordered:
         return []
-    answers = _ask([runs[0].config for runs in ordered[:_MOST]])
+    answers = _ask([runs[0][0].config for runs in ordered[:_MOST]])
     needs = [_need(runs, answer) for runs, answer in zip(ordered, answers, strict=False)]
     left = f"not estimated, as only the {_MOST} most common kinds of training of a grid are"
     needs += [Need(**_known(runs), note=left) for runs in ordered[_MOST:]]
     if sweep is None:
         return needs
-    measured = [_measured(sweep, runs) for runs in ordered]
+    # Which item of its list a run was measured on is not in the measurement.
+    measured = [_measured(sweep, [spec for spec, is_listed in runs if not is_listed]) for runs in ordered]
     return [dataclasses.replace(need, measured_gb=peak) for need, peak in zip(needs, measured, strict=True)]
+
+
+def _items(spec: RunSpec) -> list[RunSpec]:
+    """Return the run as it is on each item of its list of hardware that has other GPUs or ranks than those before."""
+    found: dict[Any, RunSpec] = {}
+    for item in spec.on_each():
+        shape = item.shape
+        found.setdefault((shape.gpu_type, shape.constraint, shape.num_nodes, shape.world_size), item)
+    return [*found.values()]
 
 
 def _measured(sweep: SweepPaths, runs: Sequence[RunSpec]) -> float | None:
@@ -130,7 +149,7 @@ def _kind(config: Mapping[str, Any]) -> str:
     return json.dumps(kept, sort_keys=True)
 
 
-def _need(runs: Sequence[RunSpec], answer: Mapping[str, Any]) -> Need:
+def _need(runs: Sequence[_Placed], answer: Mapping[str, Any]) -> Need:
     known = _known(runs)
     if "error" in answer:
         return Need(**known, problem=answer["error"])
@@ -141,10 +160,13 @@ def _need(runs: Sequence[RunSpec], answer: Mapping[str, Any]) -> Need:
         parts={name: answer[name] / 1e9 for name in PARTS},
         checkpoint_gb=answer["checkpoint"] / 1e9,
         note="; ".join(filter(None, [answer["note"], in_host])) or None,
-        ways=(*(way.text for way in ways(runs[0].typed())), "larger GPUs"),
+        ways=(*(way.text for way in ways(runs[0][0].typed())), "larger GPUs"),
     )
 
 
-def _known(runs: Sequence[RunSpec]) -> dict[str, Any]:
-    first = runs[0]
-    return {"run_id": first.run_id, "axes": first.axes, "num_runs": len(runs), "gpu_type": first.shape.gpu_type}
+def _known(runs: Sequence[_Placed]) -> dict[str, Any]:
+    first, is_listed = runs[0]
+    return {
+        "run_id": first.run_id, "axes": first.axes, "num_runs": len(runs), "gpu_type": first.shape.gpu_type,
+        "hardware": first.hardware if is_listed else None,
+    }  # fmt: skip

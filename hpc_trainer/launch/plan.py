@@ -16,10 +16,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hpc_trainer.config.compose.grid import list_of
 from hpc_trainer.config.load import plain_value
 from hpc_trainer.config.packages import missing_package
 from hpc_trainer.config.rules.memory import memory_line
-from hpc_trainer.config.schema.cluster import EnvironmentConfig, Executor, SnapshotMode
+from hpc_trainer.config.schema.cluster import EnvironmentConfig, Executor, HardwareConfig, SnapshotMode
 from hpc_trainer.config.schema.optim import scaling_line
 from hpc_trainer.config.schema.output import TrackerName
 from hpc_trainer.errors import ExitCode, SlurmError
@@ -391,6 +392,7 @@ def build_plan(
             *_grace_notes(arrays, known, limits),
             *dict.fromkeys(_limit_notes(arrays, known, limits)),
             *dict.fromkeys(_whole_node_notes(arrays, limits)),
+            *_name_notes(grid.specs),
             *_first_few((scaling_line(spec.config) for spec in grid.specs), _MOST_LRS, "learning rates are scaled"),
             *_first_few(too_large, _MOST_MODELS, "models do not fit"),
             *_first_few((_tracker_line(spec.config) for spec in grid.specs), _MOST_TRACKERS, "trackers"),
@@ -468,6 +470,27 @@ def _over_account(specs: Sequence[RunSpec]) -> Iterator[str]:
                 f"budget.max_gpu_hours: account {account} has {left:.4g} GPU-hours left (sshare), and this grid may "
                 f"take up to {needed:.4g}. Shorten hardware.time_limit_min, take fewer points or another "
                 "cluster.account, or leave the budget out."
+            )
+
+
+def _name_notes(specs: Sequence[RunSpec]) -> Iterator[str]:
+    """Yield a note on each hardware profile that was chosen by another name than its file's `name:`."""
+    chosen: dict[str, str] = {}
+    for spec in specs:
+        words = dict(word.partition("=")[::2] for word in spec.overrides)
+        typed = spec.axes.get("hardware", words.get("hardware"))
+        if typed is None or "hardware.name" in words:
+            continue
+        items = list_of("hardware", typed) or [typed]
+        names = [spec.hardware, *(other.hardware for other in spec.others)]
+        if len(items) == len(names):
+            chosen |= zip(items, names, strict=True)
+    for typed, name in chosen.items():
+        if typed != name:
+            told = "has no name" if name == HardwareConfig().name else f"has name: {name}"
+            yield (
+                f"hardware={typed}: its file {told}, by which plans, results and measured figures know it. Write "
+                f"name: {typed} into {typed}.yaml."
             )
 
 

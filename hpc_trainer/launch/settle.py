@@ -91,7 +91,7 @@ def _find_job(paths: SweepPaths, intent: Submission, quiet_s: float) -> str | No
         if sbatch is not None and age > _ORPHAN_S:
             raise SilentError(
                 f"the sbatch of an earlier submit still tries (process {pid_of(sbatch)}). Wait until it has ended, or "
-                "end it; then give the same command again."
+                "end it; then run the same command again."
             )
         if sbatch is None and age > lag:
             return _from_journals(paths, intent) or find_ended(paths.name, intent.uuid, intent.time)

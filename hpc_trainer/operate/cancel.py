@@ -51,9 +51,7 @@ def _elsewhere(runs: Sequence[RunStatus], cancelled: Sequence[str]) -> str:
     listed = ", ".join(run.run_id for run in runs[:5]) + (f" and {len(runs) - 5} more" if len(runs) > 5 else "")
     places = " and ".join(sorted({str(run.elsewhere) for run in runs}))
     done = f" Cancelled here: {', '.join(cancelled)}." if cancelled else ""
-    return (
-        f"{len(runs)} run(s) were {places}. Nothing of them was touched: {listed}. Give the same command there.{done}"
-    )
+    return f"{len(runs)} run(s) were {places}. Nothing of them was touched: {listed}. Run the same command there.{done}"
 
 
 def _cancel_here(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool, is_whole: bool) -> list[str]:
@@ -81,7 +79,7 @@ def _cancel_here(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool, 
     if status.queue_error is not None and (may_have_jobs or status.ledger.unread is not None):
         raise SlurmError(
             f"{status.queue_error.rstrip('.')}. Whether jobs with the ids of these runs are still theirs is not known, "
-            "so none was cancelled; the runs are marked, and end when they look. Give the same command again."
+            "so none was cancelled; the runs are marked, and end when they look. Run the same command again."
         )
     if is_whole:
         status.sweep.hold.unlink(missing_ok=True)  # nothing is left that could be held

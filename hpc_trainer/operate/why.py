@@ -244,7 +244,7 @@ def _verdict(status: SweepStatus, run: RunStatus) -> Verdict:
         return of_unknown(run.cause, run.own_job)
     if run.waits_in_sweep:
         job_id = status.tending_job
-        by = "the same `hpc-trainer submit` brings it in" if job_id is None else f"nothing: job {job_id} submits it"
+        by = "the same `hpc-trainer submit` submits it" if job_id is None else f"nothing: job {job_id} submits it"
         return Verdict("It waits in the sweep's own queue until Slurm has room for it.", (by,))
     if run.state is RunState.HELD and run.waits_for is not None:
         return Verdict(f"It is held: it {run.waits_for}.", (_THEN,))

@@ -962,7 +962,7 @@ def _waiting_note(status: SweepStatus, view: SchedulerView) -> str:
     if (job_id := status.top_up_job or status.tending_job) is not None:
         return f"{count}: job {job_id} submits them as runs end."
     return (
-        f"{count}, and no top-up job is queued. The submit command brings them in, or: "
+        f"{count}, and no top-up job is queued. The submit command submits them, and so does: "
         f"hpc-trainer top-up {status.sweep.folder}"
     )
 

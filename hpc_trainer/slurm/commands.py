@@ -249,6 +249,10 @@ class Node:
     architecture: str | None
     """As `uname -m` says on the node; None if it has never reported."""
     has_gpus: bool
+    usable_cpus: int | None = None
+    """CPUs that jobs can get (CPUEfctv), without those that the site keeps for itself; None in older releases."""
+    kept_memory_mb: int = 0
+    """Memory that the site keeps for itself (MemSpecLimit)."""
 
 
 def read_nodes(timeout_s: float = 15.0) -> list[Node]:
@@ -264,7 +268,8 @@ def parse_nodes(text: str) -> list[Node]:
     """Parse `scontrol -o show nodes`; lines without a host name are skipped."""
     nodes = []
     for line in text.splitlines():
-        values = dict(re.findall(r"\b(NodeName|NodeHostName|Arch|Gres)=(\S+)", line))
+        values = dict(re.findall(r"\b(NodeName|NodeHostName|Arch|Gres|CPUEfctv|MemSpecLimit)=(\S+)", line))
+        usable, kept = values.get("CPUEfctv", ""), values.get("MemSpecLimit", "")
         if {"NodeName", "NodeHostName"} <= values.keys():
             nodes.append(
                 Node(
@@ -272,6 +277,8 @@ def parse_nodes(text: str) -> list[Node]:
                     host=values["NodeHostName"],
                     architecture=values.get("Arch"),
                     has_gpus=re.search(r"\bgpu:", values.get("Gres", "")) is not None,
+                    usable_cpus=int(usable) if usable.isdecimal() and int(usable) else None,
+                    kept_memory_mb=int(kept) if kept.isdecimal() else 0,
                 )
             )
     return nodes

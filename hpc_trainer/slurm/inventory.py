@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from hpc_trainer.errors import UnclearError
-from hpc_trainer.slurm.commands import parse_cluster_name, run_slurm, user_name
+from hpc_trainer.slurm.commands import parse_cluster_name, parse_nodes, run_slurm, user_name
 from hpc_trainer.slurm.limits import TIMEOUT_S, Limits, NodeGroup, ask_limits, parse_gpus, parse_limits
 
 _SINFO_FORMAT = "%R|%D|%c|%m|%G|%f|%z|%T|%N"
@@ -117,13 +117,16 @@ def with_details(groups: Iterable[NodeGroup], shown: str) -> Iterator[NodeGroup]
 
     CPUs and memory that the site keeps for itself (CPUEfctv, MemSpecLimit) no job can get.
     """
-    nodes = {line.split()[0].removeprefix("NodeName="): line for line in shown.splitlines() if "NodeName=" in line}
+    nodes = {node.name: node for node in parse_nodes(shown)}
     for group in groups:
-        node: Mapping[str, str] = dict(re.findall(r"(\w+)=(\S*)", nodes.get(group.example, "")))
-        usable, kept = node.get("CPUEfctv", ""), node.get("MemSpecLimit", "")
+        node = nodes.get(group.example)
+        if node is None:
+            yield group
+            continue
+        kept_mb = node.kept_memory_mb if node.kept_memory_mb < group.memory_mb else 0
         yield dataclasses.replace(
             group,
-            cpus=int(usable) if usable.isdecimal() and int(usable) else group.cpus,
-            memory_mb=group.memory_mb - (int(kept) if kept.isdecimal() and int(kept) < group.memory_mb else 0),
-            architecture=node.get("Arch", ""),
+            cpus=node.usable_cpus or group.cpus,
+            memory_mb=group.memory_mb - kept_mb,
+            architecture=node.architecture or "",
         )

@@ -402,8 +402,7 @@ def conclude_failure(stop: Stop, *, cause: str, error: Mapping[str, Any], is_fir
     if is_first:
         keep_if_of_node(stop.paths, stop.attempt, error)
     if made is None and is_first:
-        if stop.env.launcher != POOL:  # the jobs of a pool take the runs in turn, and cannot be held
-            stop_the_line(stop.paths, stop.config.cluster.stop_after_alike, cause, error)
+        stop_the_line(stop.paths, stop.config.cluster.stop_after_alike, cause, error)
         tell_end(stop.config, stop.paths, failed.state, cause, error)
     if made is None or made.action is Action.none or not is_first:
         return

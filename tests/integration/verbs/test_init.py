@@ -12,12 +12,6 @@ import yaml
 
 from tests.integration.conftest import LocalDriver
 
-SINFO = "gpu|8|64|515000|gpu:a100:4(S:0-1)|hbm\ncpu|99|128|257000|(null)|\n"
-PARTITIONS = (
-    "ClusterName = bed\n\nPartitionName=cpu Default=YES MaxTime=1-00:00:00 TotalNodes=99\n\n"
-    "PartitionName=gpu Default=NO MaxTime=08:00:00 TotalNodes=8\n"
-)
-
 
 @pytest.fixture
 def project(local: LocalDriver) -> Path:
@@ -100,18 +94,3 @@ def test_the_current_folder_becomes_a_project_with_translated_files(local: Local
     assert {"conf/hardware/go.yaml", "conf/cluster/go.yaml"} <= {*told["project"]["files"]}
     assert yaml.safe_load((folder / "conf/hardware/go.yaml").read_text())["time_limit_min"] == 30
     assert len(here.json("plan", "experiment=lab", "hardware=go", "sweep_name=s")["runs"]) == 1
-
-
-def test_the_profile_is_that_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hpc_trainer.init_project import project
-    from hpc_trainer.slurm.limits import parse_limits
-
-    limits = parse_limits(PARTITIONS, accounting="", nodes=SINFO, user="me")
-    monkeypatch.setattr(project, "has_slurm", lambda: True)
-    monkeypatch.setattr(project, "read_limits", lambda: limits)
-    values, source = project.hardware_here()
-    assert values == {
-        "name": "here", "num_nodes": 1, "gpus_per_node": 1, "gpu_type": "a100", "cpus_per_gpu": 16,
-        "mem_gb_per_gpu": 113, "partition": "gpu", "time_limit_min": 480,
-    }  # fmt: skip
-    assert "cluster bed" in source

@@ -32,6 +32,7 @@ def _looks(*pairs: tuple[str, str], every_s: float = 10.0) -> list[Look]:
         (("RUNNING", "PENDING"), ("REQUEUED", "PENDING"), ("RUNNING", "REQUEUED"), ("COMPLETED", "COMPLETED")),
         (("RUNNING", "RUNNING"), ("COMPLETED", "UNKNOWN"), ("COMPLETED", "COMPLETED")),
         (("", ""), ("PENDING", ""), ("RUNNING", "RUNNING")),  # the sweep was not seen yet
+        (("RUNNING", "RUNNING"), ("FAILED", "PENDING"), ("RUNNING", "RUNNING")),  # somebody brought it back in between
     ],
 )
 def test_what_is_right_or_not_late_for_long(pairs: Sequence[tuple[str, str]]) -> None:
@@ -42,7 +43,19 @@ def test_a_state_that_never_was_is_false_however_short() -> None:
     pairs = (("RUNNING", "RUNNING"), ("COMPLETED", "FAILED"), ("COMPLETED", "COMPLETED"))
     (found,) = falsehoods(_looks(*pairs), _AGE_S)
     assert (found.state, found.truth, found.seconds, found.is_late) == ("FAILED", "COMPLETED", 10.0, False)
-    assert str(found) == "a FAILED (why) for 10.0 s while COMPLETED: never true"
+    first, *story = str(found).splitlines()
+    assert first == "a FAILED (why) for 10.0 s while COMPLETED: never true"
+    assert story[2:5] == [
+        "    true      -1.0 to    -0.5 s: COMPLETED why",
+        "    shown      0.0 to     0.5 s: FAILED why",
+        "    true       9.0 to     9.5 s: COMPLETED why",
+    ]
+
+
+def test_a_run_that_nobody_brought_back_does_not_wait() -> None:
+    pairs = (("RUNNING", "RUNNING"), ("FAILED", "PENDING"), ("FAILED", "FAILED"))
+    (found,) = falsehoods(_looks(*pairs), _AGE_S)
+    assert (found.state, found.truth, found.is_late) == ("PENDING", "FAILED", False)
 
 
 @pytest.mark.parametrize(("state", "num_looks"), [("RUNNING", 7), ("UNKNOWN", 16)])

@@ -28,6 +28,7 @@ SHOWN, TRUE = "shown", "true"
 _PAUSE_S = 0.4
 # Between two looks at the truth a run may have passed a state of this way.
 _WAY = ("NEW", "PENDING", "RUNNING", "COMPLETED")
+_ENDS = ("FAILED", "CANCELLED", "PREEMPTED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
 _ACTIVE = ("PENDING", "RUNNING", "REQUEUED")
 # It says that nobody can say, and nothing is done about such a run: right for as long as the caches may be old.
 _UNSURE = "UNKNOWN"
@@ -57,10 +58,14 @@ class Falsehood:
     seconds: float
     is_late: bool
     """The run had been in this state before."""
+    story: str = ""
+    """The looks from some before the first of them to some after the last, with seconds from its begin."""
 
     def __str__(self) -> str:
         word = "late" if self.is_late else "never true"
-        return f"{self.run_id} {self.state} ({self.cause}) for {self.seconds:.1f} s while {self.truth}: {word}"
+        return (
+            f"{self.run_id} {self.state} ({self.cause}) for {self.seconds:.1f} s while {self.truth}: {word}{self.story}"
+        )
 
 
 def read_looks(path: Path) -> list[Look]:
@@ -86,6 +91,16 @@ def falsehoods(looks: list[Look], age_s: float) -> list[Falsehood]:
     return found
 
 
+def _story(looks: list[Look], run_id: str, began: float, ended: float) -> str:
+    first = next(place for place, look in enumerate(looks) if look.begin >= began)
+    last = next((place for place, look in enumerate(looks) if look.begin >= ended), len(looks))
+    return "".join(
+        f"\n    {look.who:6} {look.begin - began:7.1f} to {look.end - began:7.1f} s:"
+        f" {' '.join(look.states.get(run_id, ('no such run',)))}"
+        for look in looks[max(0, first - 4) : last + 5]
+    )
+
+
 def _of_one_run(looks: list[Look], run_id: str, age_s: float) -> Iterator[Falsehood]:
     true_until: dict[str, float] = {}
     truth, began, wrong, is_open = "", 0.0, ("", "", ""), False
@@ -101,23 +116,26 @@ def _of_one_run(looks: list[Look], run_id: str, age_s: float) -> Iterator[Falseh
         right = not state or _fits(state, truth, after) or not truth
         right = right or (is_open and state not in _ACTIVE)  # the job is gone and has left nothing: an end, or UNKNOWN
         if wrong[0] and (right or wrong[:2] != (state, truth)):
-            yield from _judge(run_id, wrong, look.begin - began, true_until, began, age_s)
+            yield from _judge(looks, run_id, wrong, look.begin - began, true_until, began, age_s)
             wrong = ("", "", "")
         if not right and not wrong[0]:
             wrong, began = (state, truth, cause), look.begin
     if wrong[0]:
-        yield from _judge(run_id, wrong, looks[-1].end - began, true_until, began, age_s)
+        yield from _judge(looks, run_id, wrong, looks[-1].end - began, true_until, began, age_s)
 
 
 def _fits(state: str, before: str, after: str) -> bool:
     if state in (before, after):
         return True
+    if before in _ENDS and after in _WAY:
+        before = "NEW"  # a retry brought it back: this way begins again
     if {state, before, after} <= set(_WAY):
         return _WAY.index(before) <= _WAY.index(state) <= _WAY.index(after)
     return False
 
 
 def _judge(
+    looks: list[Look],
     run_id: str,
     wrong: tuple[str, str, str],
     seconds: float,
@@ -132,7 +150,9 @@ def _judge(
     longest_s = age_s + _MARGIN_S + (CLOCKS_APART_S if state == _UNSURE else 0.0)
     if (was_true or state == _UNSURE) and seconds <= longest_s:
         return
-    yield Falsehood(run_id, state, cause, truth, seconds, is_late=was_true)
+    yield Falsehood(
+        run_id, state, cause, truth, seconds, is_late=was_true, story=_story(looks, run_id, began, began + seconds)
+    )
 
 
 class Watcher:

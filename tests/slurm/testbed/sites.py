@@ -12,7 +12,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.slurm.testbed import bed, config, daemons
+from tests.slurm.testbed import bed, chroot, config, daemons
 from tests.slurm.testbed.cluster import SlurmCluster
 from tests.slurm.testbed.enter import daemon_host
 from tests.slurm.testbed.processes import daemons as living_daemons
@@ -164,7 +164,11 @@ class PlayedSites:
     def __init__(self, folder: Path) -> None:
         self.spec = Spec(variant="noaccounting", folder=folder)
         daemons.require_packages(self.spec)
+        if self.spec.chrooted:
+            chroot.ensure_built(self.spec, print)
         bed._prepare(self.spec)
+        if self.spec.chrooted:
+            chroot.mount(self.spec)
         daemons.start_munged(self.spec)
 
     def play(self, name: str) -> SlurmCluster:

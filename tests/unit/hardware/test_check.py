@@ -129,6 +129,15 @@ def test_a_profile_of_another_cluster_says_so(recorded: Play) -> None:
     assert "The profile is for perlmutter, and Slurm here is campus" in line.fix
 
 
+def test_a_file_that_names_itself_otherwise_is_noted(recorded: Play) -> None:
+    recorded("mig")
+    config = composed(["hardware=gpu_x1", *FITTING])
+    (line,) = (line for line in check_lines(config, read_inventory(), "lab/copy") if line.key == "name")
+    assert (line.asked, line.verdict) == ("gpu_x1", NOTE)
+    assert line.fix.endswith("Write name: lab/copy.")
+    assert "name" not in {line.key for line in check_lines(config, read_inventory(), "gpu_x1")}
+
+
 def test_the_verb_exits_with_1_if_a_line_is_wrong(
     recorded: Play, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

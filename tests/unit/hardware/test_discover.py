@@ -18,8 +18,10 @@ import yaml
 from hpc_trainer.config.compose.composer import Composer
 from hpc_trainer.config.schema.cluster import ClusterConfig, HardwareConfig
 from hpc_trainer.errors import ConfigError, MissingCommandError, UnclearError
-from hpc_trainer.hardware.discover import Choice, Discovery, Proposal, access_to, discover, write_files
+from hpc_trainer.hardware.discover import Choice, Discovery, access_to, discover, smallest_here
 from hpc_trainer.hardware.live_verbs import run_discover
+from hpc_trainer.hardware.site_files import Proposal, write_files
+from hpc_trainer.init_project.project import hardware_here
 from hpc_trainer.slurm.inventory import check_whole, first_host, parse_groups, read_inventory
 from hpc_trainer.slurm.limits import find_shape_problems
 from hpc_trainer.slurm.shape import resources
@@ -145,6 +147,31 @@ def test_a_file_for_each_useful_shape(name: str, recorded: Play) -> None:
     assert found.skipped.keys() == left_out.keys()
     for partition, words in left_out.items():
         assert words in found.skipped[partition]
+
+
+SMALLEST = {
+    "capped": "nova/h100_x1", "debian_22_05": "bed2205/main_a100_x1", "debian_24_11": "bed2411/main_a100_x1",
+    "mig": "campus/gpu_a100_x1", "mixed_nodes": "zoo/main_a100_x1", "no_accounting": "lab/batch_gpu_x4",
+    "one_gpu_nodes": "vista2/gh_cpu_x1", "qos_only": "cori2/gpu_regular_x4",
+    "whole_nodes": "boreal/standard-g_mi250_x8",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_init_takes_the_smallest_run_of_the_same_files(name: str, recorded: Play) -> None:
+    recorded(name)
+    values, source = hardware_here()
+    (file,) = [file for file in _found().hardware if file.name == SMALLEST[name]]
+    days = ("source", "checked")
+    assert {**values, **dict.fromkeys(days)} == {**file.values, "name": "here", **dict.fromkeys(days)}
+    assert f"partition {values['partition']} of cluster" in source
+
+
+def test_init_describes_the_machine_where_slurm_does_not_answer(recorded: Play) -> None:
+    cluster = recorded("qos_only")
+    cluster.answer("scontrol", "slurm_load_partitions: Unable to contact slurm controller\n")
+    assert smallest_here() is None
+    assert "partition" not in hardware_here()[0]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -23,6 +23,8 @@ from hpc_trainer.config.load import plain_value
 from hpc_trainer.config.schema.cluster import HardwareConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.hardware.profiles import Profile, read_cluster, read_profile, read_profiles, site_of, split_sources
+from hpc_trainer.launch.freeze import freeze_grid
+from hpc_trainer.launch.plan import build_plan
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "hardware_profiles.md"
 PROFILES = read_profiles()
@@ -74,6 +76,33 @@ def test_files_of_ones_own_folder_are_read_too(tmp_path: Path) -> None:
         mine.write_text(text)
         with pytest.raises(ConfigError, match=message):
             read_profile("lab/big", [tmp_path])
+
+
+def test_a_file_that_names_itself_otherwise_is_noted(tmp_path: Path) -> None:
+    """A copy that kept the name of its original would be a second profile of that name in plans and results."""
+    (tmp_path / "hardware" / "lab").mkdir(parents=True)
+    base = "defaults: [gpu_x1@_here_, _self_]\n"
+    for name, text in {"copy": "", "right": "name: lab/right\n"}.items():
+        (tmp_path / "hardware" / "lab" / f"{name}.yaml").write_text(f"# Ours.\n{base}{text}")
+    (tmp_path / "hardware" / "lab" / "bare.yaml").write_text("gpus_per_node: 2\n")
+    said = _run("list", "lab/", "--config-dir", str(tmp_path))
+    assert re.findall(r"has name: (\S+)\. Write name: (\S+)\.", " ".join(said.split())) == [
+        ("unnamed", "lab/bare"), ("gpu_x1", "lab/copy"),
+    ]  # fmt: skip
+    assert "gpu_x1 (in the file; write name: lab/copy)" in _run("show", "lab/copy", "--config-dir", str(tmp_path))
+
+    words = ["experiment=digits", "cluster=local", f"paths.runs_dir={tmp_path}", "sweep_name=x", "snapshot=off"]
+
+    def noted(*more: str) -> list[str]:
+        plan = build_plan(freeze_grid([*words, *more], config_dirs=[tmp_path]))
+        return [note for note in plan.notes if note.startswith("hardware=")]
+
+    (copy, bare) = noted("hardware=lab/copy,lab/right,lab/bare,gpu_x1")
+    assert copy.startswith("hardware=lab/copy: its file has name: gpu_x1, by which plans")
+    assert bare.startswith("hardware=lab/bare: its file has no name")
+    assert noted("hardware=lab/copy", "hardware.name=mine") == noted("hardware=lab/right") == noted() == []
+    (listed,) = noted("cluster=slurm", "hardware=first:lab/right,lab/copy", "parallel.elastic=true")
+    assert listed == copy
 
 
 # --- the commands ---
@@ -145,6 +174,7 @@ def _page() -> str:
         for name in dict.fromkeys(profile.cluster for profile in profiles):
             lines += [*_facts(str(name)), ""]
         lines += [*_sources(profiles), ""]
+    lines += _unconfirmed()
     lines += ["## Plain nodes", "", *_table(nodes), "", *_sources(nodes), ""]
     lines += ["## General", "", *_table(own), ""]
     return "\n".join(lines).rstrip() + "\n"
@@ -208,6 +238,22 @@ def _sources(profiles: list[Profile]) -> Iterator[str]:
     for text, users in of.items():
         names = ", ".join(f"`{user.name.rpartition('/')[2]}`" for user in users)
         yield f"- {names}: {_linked(text)}, checked {users[0]['checked']}"
+
+
+def _unconfirmed() -> Iterator[str]:
+    """Yield the figures that no document confirms: of each profile, and of each cluster file."""
+    yield "## Not confirmed"
+    yield ""
+    yield "Figures that no public document of the site confirms. `hardware check` compares them with the cluster."
+    yield ""
+    for profile in PROFILES:
+        told = [text.removeprefix("unverified ") for text in profile.sources if text.startswith("unverified ")]
+        yield from (f"- `hardware={profile.name}` {text}" for text in told)
+    for name in sorted({profile.cluster for profile in PROFILES if profile.cluster is not None}):
+        keys = site_of(read_cluster(name))["unverified"]
+        if keys:
+            yield f"- `cluster={name}`: {', '.join(f'`{key}`' for key in keys)}"
+    yield ""
 
 
 def _linked(text: str) -> str:

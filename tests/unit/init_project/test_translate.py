@@ -178,9 +178,45 @@ def test_a_launcher_in_a_hydra_configuration_is_found(tmp_path: Path, document: 
     cluster = yaml.safe_load(told["files"]["conf/cluster/slurm.yaml"])
     assert cluster["setup"] == ["source ${oc.env:HOME}/env/bin/activate"]
     notes = {row["theirs"].split("=")[0]: row["note"] for row in told["rows"]}
-    assert "set hardware.cpus_per_task yourself" in notes["cpus_per_task"]
+    assert "set hardware.cpus_per_gpu yourself" in notes["cpus_per_task"], "the run has GPUs"
     assert notes["clusters"] == "no equivalent: Use one cluster= for each grid."
     assert notes["output"] == "no equivalent: Use hpc-trainer logs."
+
+
+def test_a_launcher_that_refers_to_its_own_keys_and_names_two_kinds_of_memory(
+    tmp_path: Path, document: Document
+) -> None:
+    """`${.gpus_per_node}` counts from the launcher; Slurm takes one option of memory, and a profile one key."""
+    (tmp_path / "slurm.yaml").write_text(
+        "# @package hydra.launcher\ngpus_per_node: 4\ntasks_per_node: ${.gpus_per_node}\ncpus_per_task: 12\n"
+        "mem_gb: 96\nmem_per_cpu: 4G\nname: ${hydra.job.name}\n"
+    )
+    told = document("init", "--from-hydra-submitit", "slurm.yaml")["translation"]
+    assert yaml.safe_load(told["files"]["conf/hardware/slurm.yaml"]) == {
+        "name": "slurm", "gpus_per_node": 4, "cpus_per_gpu": 12, "mem_gb_per_node": 96,
+    }  # fmt: skip
+    notes = {row["theirs"].split("=")[0]: row["note"] for row in told["rows"]}
+    assert notes["mem_per_cpu"] == "no equivalent: a job has one memory option, and hardware.mem_gb_per_node is set"
+
+
+def test_cores_of_a_task_are_not_divided_by_a_number_of_tasks_that_is_computed(
+    tmp_path: Path, document: Document
+) -> None:
+    (tmp_path / "go.py").write_text(
+        "words = {'gpus_per_node': 4, 'cpus_per_task': 12}\nif large:\n    words.update(slurm_qos='high', **more())\n"
+        "words.update(tasks_per_node=count())\nex = AutoExecutor('logs')\nex.update_parameters(**words, "
+        "slurm_additional_parameters={'exclusive': ''})\n"
+    )
+    told = document("init", "--from-submitit", "go.py")["translation"]
+    assert yaml.safe_load(told["files"]["conf/hardware/go.yaml"]) == {
+        "name": "go", "gpus_per_node": 4, "qos": "high",
+    }  # fmt: skip
+    assert yaml.safe_load(told["files"]["conf/cluster/go.yaml"])["sbatch"] == {"exclusive": True}
+    rows = {row["theirs"].split("=")[0]: row for row in told["rows"]}
+    assert rows["tasks_per_node"]["ours"] == "one rank for each GPU"
+    assert "set hardware.cpus_per_gpu yourself" in rows["cpus_per_task"]["note"]
+    assert rows["slurm_qos"]["note"] == "there only if large"
+    assert rows["**more()"]["note"] == "computed there: set it yourself; there only if large"
 
 
 @pytest.mark.few(2)
@@ -242,7 +278,9 @@ if __name__ == "__main__":
 def test_a_script_is_led_to_a_loop_of_ours_in_five_steps(tmp_path: Path, document: Document) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     told = document("init", "--from", "train.py")
-    assert told["as_it_is"] == "hpc-trainer submit --command 'python train.py --lr {params.lr}' params.lr=0.1"
+    assert told["as_it_is"] == (
+        "hpc-trainer submit --command 'python train.py --lr {params.lr}' params.lr=0.1 train.command_env=torchrun"
+    )
     lines = TRAIN.splitlines()
 
     def changes(number: int) -> dict[str, str]:
@@ -260,6 +298,68 @@ def test_a_script_is_led_to_a_loop_of_ours_in_five_steps(tmp_path: Path, documen
     assert "loader = torch.utils.data.DataLoader(data, shuffle=True)" in changes(4)
     assert any("torch.save" in line for line in changes(4))
     assert {'wandb.log({"loss": loss})', 'if __name__ == "__main__":'} == {*changes(5)}
+
+
+PUBLISHED = """
+import os, torch
+import argparse
+from torch.utils.tensorboard import SummaryWriter
+p = argparse.ArgumentParser()
+p.add_argument("data", metavar="DIR")
+p.add_argument("-j", "--workers", default=4, type=int)
+p.add_argument("--lr", "--learning-rate", default=0.1, type=float, dest="lr")
+p.add_argument("--wd", "--weight-decay", default=1e-4, type=float, dest="weight_decay")
+p.add_argument("--run-name", required=True)
+args = p.parse_args()
+local_rank = int(os.environ["LOCAL_RANK"])
+world_size = int(os.getenv("WORLD_SIZE", "1"))
+device = torch.device("cuda", local_rank)
+torch.cuda.manual_seed_all(0)
+writer = SummaryWriter("out")
+for x, y in loader:
+    loss = net(x.to("cuda")).sum() + args.weight_decay
+    scaler.scale(loss).backward()
+"""
+
+
+def test_a_published_script_is_read_with_what_its_command_needs(tmp_path: Path, document: Document) -> None:
+    """A positional and a required argument, `dest`, variables read by os.getenv, devices by their names."""
+    (tmp_path / "train.py").write_text(PUBLISHED)
+    told = document("init", "--from", "train.py")
+    assert told["as_it_is"] == (
+        "hpc-trainer submit --command 'python train.py DATA --run-name RUN_NAME --lr {params.lr}' params.lr=0.1 "
+        "train.command_env=torchrun"
+    )
+    assert told["note"] is None
+    arguments, ranks, start, _, end = (
+        {place["text"]: place["change"] for place in step["places"]} for step in told["steps"]
+    )
+    assert arguments["data"] == 'config.params["data"]'
+    assert arguments["--wd"] == 'config.params["weight_decay"]'
+    assert ranks["os.getenv('WORLD_SIZE', '1')"] == "run.rank, run.world_size, run.is_rank_zero"
+    assert (ranks["x.to('cuda')"], ranks["torch.device('cuda', local_rank)"]) == (".to(run.device)", "run.device")
+    assert "torch.cuda.manual_seed_all(0)" in start
+    assert end["SummaryWriter('out')"] == "remove: tracker=tensorboard"
+
+
+@pytest.mark.parametrize(
+    ("text", "library"),
+    [
+        ("import lightning as L\nL.Trainer(max_epochs=3).fit(model)\n", "Lightning"),
+        ("from transformers import Trainer\nTrainer(model).train()\n", "Hugging Face's Trainer"),
+        ("from accelerate import Accelerator\naccelerator = Accelerator()\n", "Accelerate"),
+        ("import keras\nmodel.fit(x, y)\n", "Keras"),
+        ("from transformers import AutoModel\nmodel = AutoModel.from_pretrained('a')\n", None),
+        ("from sklearn.svm import SVC\nSVC().fit(x, y)\n", None),
+    ],
+)
+def test_a_script_that_trains_with_a_library_stays_a_program(
+    text: str, library: str | None, tmp_path: Path, document: Document
+) -> None:
+    (tmp_path / "train.py").write_text(text)
+    note = document("init", "--from", "train.py")["note"]
+    assert (note is None) == (library is None)
+    assert library is None or note.startswith(f"It trains with {library}, which has ranks and checkpoints of its own")
 
 
 def test_a_hydra_app_needs_no_change(tmp_path: Path, document: Document) -> None:

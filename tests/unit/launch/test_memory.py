@@ -57,6 +57,24 @@ def test_kinds_are_asked_once(tmp_path: Path) -> None:
         assert need.checkpoint_gb > 2.9 * need.parts["weights"]
 
 
+def test_a_list_of_hardware_has_a_need_on_each_item_with_other_gpus(tmp_path: Path) -> None:
+    words = ["experiment=digits", "cluster=slurm", "parallel.elastic=true", "parallel=fsdp", "sweep_name=x"]
+    words += [f"paths.runs_dir={tmp_path}", "hardware=first:node/a100_40_x2,node/h100_x4"]
+    needs = find_needs(freeze_grid(words).specs)
+    assert [(need.hardware, need.gpu_type, need.problem) for need in needs] == [
+        ("node/a100_40_x2", "a100", None), ("node/h100_x4", "h100", None),
+    ]  # fmt: skip
+    alone, shared = (need.parts["weights"] for need in needs)
+    assert shared < 0.6 * alone, "FSDP shares the weights among twice as many ranks"
+    first = dataclasses.replace(needs[0], parts={"weights": 70.0})
+    assert f"{first.run_id} on node/a100_40_x2 needs about" in (first.warning or "")
+    (alike,) = find_needs(freeze_grid([*words[:2], *words[4:6], "hardware=gpu_x1", PARTITIONS]).specs)
+    assert alike.hardware is None, "partitions alone make no other need"
+
+
+PARTITIONS = "hardware.partition=first:a,b"
+
+
 def test_what_cannot_be_built_is_said(tmp_path: Path) -> None:
     words = ["experiment=digits", "cluster=local", "model=custom", "model._target_=torch.nn.Linear", "sweep_name=x"]
     (need,) = find_needs(freeze_grid([*words, f"paths.runs_dir={tmp_path}"]).specs)

@@ -1,4 +1,4 @@
-"""The sweep's own queue: what has no room waits, a small job brings it in, and everybody says so."""
+"""The sweep's own queue: what has no room waits, a small job submits it, and every verb says so."""
 
 from __future__ import annotations
 

@@ -414,6 +414,22 @@ def test_no_time_limit_is_proposed_that_the_partition_does_not_allow() -> None:
     assert said(5) == []
 
 
+def test_no_time_limit_is_proposed_beyond_the_budget_of_gpu_hours() -> None:
+    """One GPU for 13 minutes are 0.217 GPU-hours; other runs of the sweep that wait or work count too."""
+    words = ("experiment=digits", "cluster=slurm", "hardware=gpu_x1", "hardware.time_limit_min=5")
+
+    def said(budget: str, other: float = 0.0) -> list[str]:
+        facts = facts_of(
+            (*words, f"budget.max_gpu_hours={budget}"), attempts=3, cause="timeout", spent=spent(start_up=117.0),
+            other_gpu_hours=other,
+        )  # fmt: skip
+        return [word for each in _said("time-limit-short", facts) for word in each.set]
+
+    assert said("null") == said("9") == ["hardware.time_limit_min=13"]
+    assert said("0.2") == said("9.2", other=9.0) == ["hardware.time_limit_min=12"]
+    assert said("0.05") == said("9.05", other=9.0) == []
+
+
 def test_what_the_cluster_refuses_is_not_proposed() -> None:
     nodes = (NodeGroup(partition="spare", num_nodes=9, cpus=4, memory_mb=64_000, gpus={}, features=frozenset()),)
     limits = Limits(partitions={"spare": Partition(name="spare", is_default=True)}, nodes=nodes)
