@@ -82,7 +82,7 @@ def usage(sweeps: Sequence[SweepPaths], by: Sequence[str], notes: list[str]) -> 
     for use in uses:
         each = jobs.get(array_of(use.job_id))
         if each is not None:
-            _add(use, each, lambda month, use=use, each=each: group(each.name, use.user, use.account, month))
+            _add(use, each, functools.partial(group, each.name, use.user, use.account))
     for each in read:
         each.add_own(told, functools.partial(group, each.name))
     untold = sorted(job for job in jobs if job not in told)
@@ -203,7 +203,8 @@ class _Sweep:
         for end in turns.all_ends(slots):
             spec = self._specs.get(end.run_id)
             if spec is not None and end.uuid in pools:
-                group(*pools[end.uuid], _month(end.time)).add("idle", *(-count for count in _asked(spec)), end.seconds)
+                gpus, cores = _asked(spec)
+                group(*pools[end.uuid], _month(end.time)).add("idle", -gpus, -cores, end.seconds)
 
 
 def _asked(spec: RunSpec) -> tuple[float, float]:

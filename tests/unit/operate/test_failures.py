@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,10 @@ def _laid_out(record: dict[str, Any], folder: Path, slurm: FakeSlurm, *overrides
     answers = record.get("answers", {})
     for name in ("squeue", "sacct"):
         slurm.answer(name, answers.get(name, ""))
-    sweep.submit("500" if answers else "local-1", executor="slurm" if answers else "local")
+    journal = record["files"].get("attempt-000.jsonl", "").partition("\n")[0]
+    began = json.loads(journal)["time"] if journal else time.time()
+    age_s = time.time() - began + 60.0  # it was submitted before it began, however long ago that was
+    sweep.submit("500" if answers else "local-1", executor="slurm" if answers else "local", age_s=age_s)
     for name, text in record["files"].items():
         path = sweep.paths.scripts / name.partition("/")[2] if name.startswith("slurm/") else sweep.run().folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
