@@ -36,8 +36,8 @@ def _seen(driver: Driver, sweep: str, label: str, records: list[dict[str, Any]])
     run = driver.only_run(sweep)
     why = driver.json("why", run["run_id"], "--sweep", sweep)
     assert why["diagnosis"] == label, why
-    for words in (shlex.split(line.partition(":")[0].partition(" shows ")[0]) for line in why["advice"]):
-        if words and words[0] in ("sinfo", "squeue", "scontrol"):
+    for words in (line.partition(":")[0].split() for line in why["advice"]):
+        if words[0] in ("sinfo", "squeue", "scontrol"):
             done = driver.slurm.run(*words[:2], check=False)
             assert "unrecognized" not in done.stderr + done.stdout, words
     for command in commands_in(why["advice"]):
