@@ -7,8 +7,9 @@ counted from the runs' own journals. One sacct is called for all sweeps.
 from __future__ import annotations
 
 import datetime
+import functools
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,9 +51,9 @@ class Use:
 
     def row(self) -> dict[str, Any]:
         """Return the figures by their names in JSON."""
-        figures = {f"{unit}_hours_{what}": round(self.hours.get(f"{unit}_{what}", 0.0), 4)
+        figures = {f"{unit}_hours_{what}": round(self.hours.get(f"{unit}_{what}", 0.0), 6)
                    for unit in ("gpu", "core") for what in AMOUNTS}  # fmt: skip
-        return {"jobs": self.jobs, **figures, "waiting_h": round(self.waiting_h, 4), "is_by_slurm": self.is_by_slurm}
+        return {"jobs": self.jobs, **figures, "waiting_h": round(self.waiting_h, 6), "is_by_slurm": self.is_by_slurm}
 
 
 def usage(sweeps: Sequence[SweepPaths], by: Sequence[str], notes: list[str]) -> list[dict[str, Any]]:
@@ -77,13 +78,13 @@ def usage(sweeps: Sequence[SweepPaths], by: Sequence[str], notes: list[str]) -> 
         uses = ask_uses(jobs, since) if jobs else []
     except SlurmError as error:
         notes.append(f"sacct did not answer ({error}): hours are from the runs' own files.")
-    told = {array_of(use.job_id) for use in uses}
+    told = {array_of(use.job_id): (use.user, use.account) for use in uses}
     for use in uses:
         each = jobs.get(array_of(use.job_id))
         if each is not None:
-            _add(use, each, lambda month, use=use, each=each: group(each.name, use.user, use.account, month))
+            _add(use, each, functools.partial(group, each.name, use.user, use.account))
     for each in read:
-        each.add_own(told, lambda month, each=each: group(each.name, user_name(), "-", month))
+        each.add_own(told, functools.partial(group, each.name))
     untold = sorted(job for job in jobs if job not in told)
     if untold and not notes:
         notes.append(
@@ -100,7 +101,11 @@ def total(rows: Sequence[Mapping[str, Any]], by: Sequence[str]) -> dict[str, Any
     return {**names, **{name: sum(row[name] for row in rows) for name in figures}}
 
 
-def _add(use: JobUse, sweep: _Sweep, group: Any) -> None:
+_OfMonth = Callable[[str], Use]
+_OfSweep = Callable[[str, str, str], Use]
+
+
+def _add(use: JobUse, sweep: _Sweep, group: _OfMonth) -> None:
     """Add one start of a job to the groups of the months in which it ran."""
     whose = sweep.whose(use.job_id)
     first = group(_month(use.start_time or use.submit_time))
@@ -154,27 +159,33 @@ class _Sweep:
         submission = self._arrays.get(array_of(job_id))
         return submission is not None and submission.is_pool
 
-    def add_own(self, told: Iterable[str], group: Any) -> None:
-        """Add what only the sweep's own files say: repeated steps, idle slots, and jobs that Slurm did not tell of."""
-        told = set(told)
+    def add_own(self, told: Mapping[str, tuple[str, str]], group: _OfSweep) -> None:
+        """Add what only the sweep's own files say: repeated steps, idle slots, and jobs that Slurm did not tell of.
+
+        Args:
+            told: array id -> (person, account) for the jobs that Slurm told of.
+            group: returns the group of a person, an account and a month.
+        """
         for run_id, spec in self._specs.items():
             if journals_in(self._names[run_id]):
                 self._add_run(self.paths.run(run_id), spec, told, group)
-        pools = {pool.uuid: pool for job, pool in self._arrays.items() if pool.is_pool and job in told}
+        pools = {pool.uuid: told[job] for job, pool in self._arrays.items() if pool.is_pool and job in told}
         if pools:
             self._take_turns(pools, group)
 
-    def _add_run(self, run: RunPaths, spec: RunSpec, told: set[str], group: Any) -> None:
+    def _add_run(self, run: RunPaths, spec: RunSpec, told: Mapping[str, tuple[str, str]], group: _OfSweep) -> None:
         attempts = Journal(run).read(self._faults)
         gpus, cores = _asked(spec)
         ledger = ledger_of(run, attempts, num_gpus=0, faults=self._faults)
         by_attempt = {} if ledger is None else {item.attempt: item for item in ledger.attempts}
         for number, attempt in enumerate(attempts):
             item = by_attempt.get(attempt.attempt)
-            use = group(_month(attempt.start_time))
+            job = array_of(attempt.job_id)
+            whose = told.get(job, (user_name(), spec.shape.account or "-"))
+            use = group(*whose, _month(attempt.start_time))
             if item is not None:
                 use.add("redone", gpus, cores, item.seconds.get(Kind.redone, 0.0))
-            if array_of(attempt.job_id) in told:
+            if job in told:
                 continue
             is_last = number + 1 == len(attempts)
             later = _last_sign(run, attempt.start_time) if is_last else attempts[number + 1].start_time
@@ -183,16 +194,17 @@ class _Sweep:
             use.is_by_slurm = False
             use.add("requested", gpus, cores, spec.shape.time_limit_min * 60.0 if number == 0 else 0.0)
             for month, seconds in _by_month(attempt.start_time, max(0.0, end - attempt.start_time)):
-                group(month).add("used", gpus, cores, seconds)
+                group(*whose, month).add("used", gpus, cores, seconds)
 
-    def _take_turns(self, pools: Mapping[str, Submission], group: Any) -> None:
-        """Count a slot's whole time as idle, then take away the turns of its runs."""
+    def _take_turns(self, pools: Mapping[str, tuple[str, str]], group: _OfSweep) -> None:
+        """Take the turns of runs away from the whole time of the slots, which counts as idle before."""
         turns = Turns(self.paths)
         slots = [name for name in list_folder(self.paths.folder, self._faults) or () if is_slot(name)]
         for end in turns.all_ends(slots):
             spec = self._specs.get(end.run_id)
             if spec is not None and end.uuid in pools:
-                group(_month(end.time)).add("idle", *(-count for count in _asked(spec)), end.seconds)
+                gpus, cores = _asked(spec)
+                group(*pools[end.uuid], _month(end.time)).add("idle", -gpus, -cores, end.seconds)
 
 
 def _asked(spec: RunSpec) -> tuple[float, float]:

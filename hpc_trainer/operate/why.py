@@ -278,7 +278,7 @@ def _diagnosis(run: RunStatus, verdict: Verdict, meaning: Sign | None) -> str:
         return "exception" if name == "program" else name.replace(" ", "_")
     if run.pending_reason is not None:
         return run.pending_reason.partition(",")[0].strip("() ")
-    return run.state.value.lower()
+    return str(run.state.value).lower()
 
 
 _LOOKED_THROUGH = 4 * 2**20

@@ -16,9 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.errors import HpcTrainerError
-from hpc_trainer.record.files import claim, make_folder, to_json
+from hpc_trainer.record.files import claim, make_folder_once, to_json
 from hpc_trainer.record.layout import RunPaths, SweepPaths
-from hpc_trainer.record.reading import Faults, as_text, as_time, is_ours, list_folder, names_in, read_json, typed
+from hpc_trainer.record.reading import (
+    Faults,
+    as_text,
+    as_time,
+    check_trusted,
+    is_ours,
+    list_folder,
+    names_in,
+    read_json,
+    typed,
+)
 from hpc_trainer.record.signs import sign_of
 
 _DAYS = 30
@@ -42,9 +52,11 @@ def keep_bad_node(sweep: SweepPaths, run_id: str, attempts: int, node: str, sign
     key = hashlib.sha256(f"{sweep.name}/{run_id}/{attempts}".encode()).hexdigest()[:12]
     record = {"time": time.time(), "node": node, "sign": sign, "sweep": sweep.name, "run_id": run_id}
     with contextlib.suppress(OSError, HpcTrainerError):
-        if _IN_A_NAME.fullmatch(node) and len(names_in(folder) or ()) < _MOST_KEPT:
-            make_folder(folder)
-            claim(folder / f"{node}+{key}.json", f"{to_json(record)}\n".encode())
+        is_own = sweep.folder.stat().st_uid == os.getuid()  # a look at a colleague's sweep leaves no trace
+        if is_own and _IN_A_NAME.fullmatch(node) and len(names_in(folder) or ()) < _MOST_KEPT:
+            make_folder_once(folder, 0o700)  # whatever the umask: what others may write is not read
+            check_trusted(folder)
+            claim(folder / f"{node}+{key}.json", f"{to_json(record)}\n".encode(), mode=0o600)
 
 
 def keep_if_of_node(paths: RunPaths, attempt: int, error: Mapping[str, Any]) -> None:
@@ -79,9 +91,9 @@ def bad_node_lines(sweep: SweepPaths, node: str) -> list[str]:
 
 def _read(path: Path) -> dict[str, Any] | None:
     faults = Faults()
-    record = read_json(path, faults) if is_ours(path, faults) else None
     try:
+        record = read_json(path, faults) if is_ours(path, faults) else None
         values = typed(record or {}, {"time": as_time, "sign": as_text, "sweep": as_text, "run_id": as_text})
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, HpcTrainerError):  # damaged, or another user may have written it
         return None
     return values if time.time() - values["time"] < _DAYS * 86400 else None

@@ -7,9 +7,11 @@ line for each run: its files, and what Slurm answered).
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,10 @@ def _laid_out(record: dict[str, Any], folder: Path, slurm: FakeSlurm, *overrides
     answers = record.get("answers", {})
     for name in ("squeue", "sacct"):
         slurm.answer(name, answers.get(name, ""))
-    sweep.submit("500" if answers else "local-1", executor="slurm" if answers else "local")
+    journal = record["files"].get("attempt-000.jsonl", "").partition("\n")[0]
+    began = json.loads(journal)["time"] if journal else time.time()
+    age_s = time.time() - began + 60.0  # it was submitted before it began, however long ago that was
+    sweep.submit("500" if answers else "local-1", executor="slurm" if answers else "local", age_s=age_s)
     for name, text in record["files"].items():
         path = sweep.paths.scripts / name.partition("/")[2] if name.startswith("slurm/") else sweep.run().folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -183,3 +188,20 @@ def test_a_node_that_failed_in_another_sweep_is_remembered(tmp_path: Path, fake_
     assert "failed 2 times" in line, "a second look at the same failure is no second failure"
     assert f"one/{first.specs[0].run_id}" in line
     assert "hardware.exclude=" in line
+    (folder,) = (tmp_path / "runs").glob(".nodes-*")
+    for path in folder.iterdir():
+        path.chmod(0o666)
+    assert not any("within 30 days" in line for line in _why(second).evidence), "others may have written these"
+
+
+def test_a_node_is_remembered_under_any_umask(tmp_path: Path, fake_slurm: FakeSlurm) -> None:
+    record = next(record for record in CORPUS if record["case"] == "ecc")
+    before = os.umask(0o002)
+    try:
+        sweeps = [_laid_out(record, tmp_path / "runs" / name, fake_slurm) for name in ("one", "two")]
+        for path in (tmp_path / "runs").rglob("*"):
+            path.chmod(path.stat().st_mode & ~0o022)
+        whys = [_why(sweep) for sweep in sweeps]
+    finally:
+        os.umask(before)
+    assert any("failed 2 times" in line for line in whys[1].evidence)

@@ -52,6 +52,24 @@ def test_every_start_of_a_requeued_job_counts(sweep: SweepOnDisk, fake_slurm: Fa
     assert len(fake_slurm.calls("sacct")) == 1
 
 
+def test_repeated_steps_belong_to_the_account_that_paid_for_them(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    """They are known from the run's own ledger, which has no account."""
+    now = int(time.time())
+    row = f"500_0|anna|lab|{now - 900}|{now - 900}|{now - 800}|400|120|{GPU}|{GPU}"
+    _told(
+        fake_slurm,
+        f"{row}|PREEMPTED",
+        f"500_0|anna|lab|{now - 390}|{now - 390}|{now - 380}|300|120|{GPU}|{GPU}|COMPLETED",
+    )
+    for attempt, age_s in ((0, 800.0), (1, 380.0)):
+        sweep.start(attempt=attempt, resumed=0, age_s=age_s)
+        append_spent(sweep.run(), attempt, 40, spent_so_far({"step": 200.0}.items(), steps_done=40))
+        sweep.end(attempt=attempt, state=RunState.REQUEUED, cause="preempted", age_s=age_s - 300.0)
+    (line,) = usage([sweep.paths], ["sweep", "person", "account"], [])
+    assert line["gpu_hours_redone"] == pytest.approx(200 / 3600, rel=0.01)
+    assert line["gpu_hours_used"] == pytest.approx(700 / 3600, rel=0.01)
+
+
 def test_hours_are_of_the_month_in_which_they_were_used(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
     begin = int(time.mktime((2026, 10, 31, 23, 0, 0, 0, 0, -1)))
     _told(fake_slurm, f"500_0|anna|lab|{begin}|{begin}|{begin}|10800|180|{GPU}|{GPU}|COMPLETED")

@@ -1,0 +1,119 @@
+"""Runs that wait or end for Slurm's reasons: `why` names each, and the corpus of the unit tests is made of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.failures.test_failing_programs import CORPUS, plain
+from tests.slurm.driver import Driver
+from tests.slurm.test_first_day import TINY
+from tests.slurm.testbed.cluster import SlurmCluster
+from tests.unit.operate.test_failures import commands_in
+
+
+@pytest.fixture
+def driver(slurm: SlurmCluster, tmp_path: Path) -> Driver:
+    return Driver(slurm, tmp_path)
+
+
+@pytest.fixture
+def closed(slurm: SlurmCluster) -> Iterator[None]:
+    """The partition `main` starts no jobs."""
+    slurm.run("scontrol", "update", "partitionname=main", "state=down")
+    yield
+    slurm.run("scontrol", "update", "partitionname=main", "state=up", "maxtime=1-00:00:00")
+
+
+def _seen(driver: Driver, sweep: str, label: str, records: list[dict[str, Any]]) -> None:
+    """`why` names the reason, what it advises of Slurm's commands exists, and the case joins the records."""
+    run = driver.only_run(sweep)
+    why = driver.json("why", run["run_id"], "--sweep", sweep)
+    assert why["diagnosis"] == label, why
+    for words in (line.partition(":")[0].split() for line in why["advice"]):
+        if words[0] in ("sinfo", "squeue", "scontrol"):
+            done = driver.slurm.run(*words[:2], check=False)
+            assert "unrecognized" not in done.stderr + done.stdout, words
+    for command in commands_in(why["advice"]):
+        assert driver.run(*shlex.split(command)[1:2], "--help").returncode == 0, command
+    waits = driver.slurm.run("squeue", "-h", "-j", run["job_id"], "-o", "%T|%r", check=False).stdout.strip()
+    is_waiting = waits.startswith("PENDING")
+    ended: list[str] = []
+
+    def has_ended() -> bool:
+        fields = ("-n", "-P", "-X", "-o", "State,ExitCode")
+        ended[:] = driver.slurm.run("sacct", *fields, "-j", run["job_id"]).stdout.strip().split("|")
+        return len(ended) == 2
+
+    if not is_waiting:
+        driver.slurm.wait_for(has_ended, 60, f"the end of {run['job_id']} in the accounting")
+    folder = driver.run_folder(sweep)
+    names = [path.relative_to(folder) for path in (*folder.glob("attempt-*.jsonl"), *folder.glob("logs/*.rank-0.log"))]
+    files = {str(name): plain((folder / name).read_text()) for name in names}
+    output = driver.runs / sweep / "slurm" / f"{run['job_id']}.out"
+    if output.exists() and not is_waiting:
+        files["slurm/500_0.out"] = plain(output.read_text())
+    state, _, reason = waits.partition("|")
+    answers = {
+        "squeue": f"500_0|{state}||{reason}|x\n" if is_waiting else "",
+        "sacct": "" if is_waiting else f"500_0|{ended[0].split()[0]}|{ended[1]}|n1\n",
+    }
+    records.append({
+        "case": f"slurm_{label}" if is_waiting else f"slurm_{sweep}", "label": label,
+        "source": "tests/slurm/test_failures.py", "overrides": ["cluster=slurm"], "files": files,
+        "answers": answers,
+    })  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("closed")
+def test_what_a_run_waits_for_and_how_it_ends(driver: Driver) -> None:
+    """With HPC_TRAINER_UPDATE_GOLDEN=1 the corpus gets these cases anew."""
+    records: list[dict[str, Any]] = []
+    driver.submit(*TINY, "sweep_name=waits")
+    job_id = driver.only_run("waits")["job_id"]
+    run = driver.slurm.run
+
+    def wait_for(reason: str) -> None:
+        driver.slurm.wait_for(lambda: driver.slurm.job(job_id)["Reason"] == reason, 60, reason)
+        _seen(driver, "waits", reason, records)
+
+    wait_for("PartitionDown")
+    run("scontrol", "update", "partitionname=main", "maxtime=00:01:00", "state=up")
+    wait_for("PartitionTimeLimit")
+    run("scontrol", "uhold", job_id)
+    wait_for("JobHeldUser")
+    run("scontrol", "release", job_id)
+    run("scontrol", "hold", job_id)
+    wait_for("JobHeldAdmin")
+    run("scontrol", "update", "partitionname=main", "maxtime=1-00:00:00", "state=down")
+    run("scontrol", "update", f"jobid={job_id}", "starttime=now+3600")
+    run("scontrol", "release", job_id)
+    wait_for("BeginTime")
+    run("scancel", job_id)
+    driver.wait_for_states("waits", "CANCELLED")
+    assert driver.json("why", "waits")["diagnosis"] == "cancelled"
+    run("scontrol", "update", "partitionname=main", "state=up")
+    driver.submit(*TINY, "sweep_name=module", "cluster.setup=['module load cuda/99']")
+    driver.submit(*TINY, "sweep_name=python", "cluster.python=/no/such/python")
+    for sweep, label in (("module", "no_modules"), ("python", "missing_file")):
+        driver.wait_for_states(sweep, "FAILED")
+        _seen(driver, sweep, label, records)
+    broken = driver.slurm.submit("exit 1", cwd=driver.folder)
+    driver.slurm.wait_for_state(broken, "FAILED")
+    run("scontrol", "update", "partitionname=main", "state=down")
+    driver.submit(*TINY, "sweep_name=follows")
+    job_id = driver.only_run("follows")["job_id"]
+    run("scontrol", "update", f"jobid={job_id}", f"dependency=afterok:{broken}")
+    driver.slurm.wait_for(lambda: driver.slurm.job(job_id)["Reason"] == "DependencyNeverSatisfied", 60, "the reason")
+    _seen(driver, "follows", "DependencyNeverSatisfied", records)
+    if os.environ.get("HPC_TRAINER_UPDATE_GOLDEN"):
+        names = {record["case"] for record in records}
+        kept = [line for line in CORPUS.read_text().splitlines() if json.loads(line)["case"] not in names]
+        CORPUS.write_text("".join(f"{line}\n" for line in (*kept, *map(json.dumps, records))))
