@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Installs what the Slurm test bed needs (tests/slurm/testbed) and the shells that Tab is pressed in, and only what is
-# missing.
+# Installs what the Slurm test bed needs (tests/slurm/testbed), the shells that Tab is pressed in, and the browser that
+# shows reports (tests/unit/operate/browser.py), and only what is missing.
 # The packages' own services stay off: the test bed starts daemons of its own, on other ports.
 set -euo pipefail
 
 wanted=(slurmctld slurmd slurmdbd slurm-client munge mariadb-server debootstrap procps iproute2
-    make util-linux hostname zsh fish gcc libc6-dev)
+    make util-linux hostname zsh fish gcc libc6-dev chromium)
 missing=()
 for package in "${wanted[@]}"; do
     state="$(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null || true)"

@@ -41,6 +41,7 @@ HOOKS = {
     "result_columns": "columns of `results` (operate/results.py, `Columns`)",
     "sweep_columns": "columns of `sweeps` (operate/show.py, `SweepColumns`)",
     "report_parts": "part of a sweep's report (operate/report/data.py, `ReportPart`)",
+    "report_series": "charts of one run over minutes for the interactive report (operate/report/data.py, `Series`)",
     "report_options": "mapping from an option of `report` to a function of its value that returns a `ReportPart`",
     "page_parts": "section of a run's page (operate/run_page.py, `PagePart`)",
     "cluster_profile": "function that returns the keys of the smallest run on the cluster at hand (init_project/)",

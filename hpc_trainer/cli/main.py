@@ -42,6 +42,7 @@ from hpc_trainer.cli.options import (
     WithApp,
     complete_names,
     complete_runs,
+    complete_sweeps,
     one_sweep,
     renamed,
     words_of,
@@ -260,6 +261,25 @@ def sweeps(
 
 
 @app.command(cls=Verb)
+def usage(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[SWEEP...]", help="Sweeps; none: all of yours.", autocompletion=complete_sweeps),
+    ] = None,
+    by: Annotated[
+        str, typer.Option("--by", metavar="COLUMNS", help="A row for each sweep, person, account or month; or several.")
+    ] = "sweep",
+    as_csv: Annotated[bool, typer.Option("--csv", help="All figures as CSV.")] = False,
+    runs_dir: RunsDir = None,
+    as_json: Json = False,
+) -> None:
+    """Count GPU- and core-hours: requested, used, redone, idle, and hours in the queue; one sacct for all sweeps."""
+    from hpc_trainer.cli.show_verbs import run_usage
+
+    run_usage(names or [], runs_dir, by=by, as_csv=as_csv, as_json=as_json)
+
+
+@app.command(cls=Verb)
 def show(
     run: Annotated[
         str, typer.Argument(metavar="RUN", help="A run's id, or its beginning or end.", autocompletion=complete_runs)
@@ -354,8 +374,23 @@ def results(
 
 
 @app.command(cls=Verb)
+def top(name: SweepArgument = None, sweep: SweepOption = None, runs_dir: RunsDir = None) -> None:
+    """Show sweeps, runs, curves, logs and explanations on the whole screen, with keys to cancel, retry and hold."""
+    from hpc_trainer.cli.top import run_top
+
+    run_top(one_sweep(name, sweep), runs_dir)
+
+
+@app.command(cls=Verb)
 def report(
-    name: SweepArgument = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[SWEEP...]",
+            help="A sweep, or some to compare; else the newest one.",
+            autocompletion=complete_sweeps,
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="PATH", help="The page's file; else report.html in the sweep's folder."),
@@ -372,19 +407,23 @@ def report(
             help="Exports, or a folder of some: accuracy against size and latency; may be repeated.",
         ),
     ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Write the page anew until all runs have ended.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="A page without scripts, of still pictures.")] = False,
     sweep: SweepOption = None,
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
-    """Write one HTML page: runs, curves, and speed-up and efficiency of a sweep over hardware."""
-    from hpc_trainer.cli.report_verbs import run_report
+    """Write one HTML page: a table of runs, curves, parameters, failures, costs, scaling; or compare sweeps."""
+    from hpc_trainer.cli.report_verbs import PageOptions, run_report
 
+    one = one_sweep(names[0] if names and len(names) == 1 else None, sweep)
+    if sweep is not None and names and len(names) > 1:
+        raise ConfigError(f"--sweep {sweep} and {len(names)} other sweeps are given. Name all of them without --sweep.")
     run_report(
-        one_sweep(name, sweep),
+        names if names and len(names) > 1 else [] if one is None else [one],
         runs_dir,
-        output=output,
-        warmup_steps=warmup_steps,
-        exports=exports or (),
+        PageOptions(output=output, warmup_steps=warmup_steps, exports=exports or (), plain=plain),
+        watch=watch,
         as_json=as_json,
     )
 

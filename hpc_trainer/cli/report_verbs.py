@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,38 +14,128 @@ from hpc_trainer.cli.run_verbs import print_next_of_failed
 from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.find import configured_runs_dir, find_sweep, prepare_to_write
-from hpc_trainer.operate.report.data import WARMUP_STEPS, Report, Scaling, build_report
+from hpc_trainer.operate.report.data import POINTS_A_CURVE, WARMUP_STEPS, Report, Scaling, build_report
+from hpc_trainer.operate.report.interactive import ReportedSweep, has_plotly, points_a_curve, render_interactive
 from hpc_trainer.operate.report.page import render_page
 from hpc_trainer.operate.sync import sync_named, tracker_named
+from hpc_trainer.operate.waits import looks
 from hpc_trainer.record.files import write_atomic
+from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.ledger import ledger_json
-from hpc_trainer.record.status import read_status
+from hpc_trainer.record.status import SweepStatus, read_status
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PageOptions:
+    """Options of `report` for what the page shows."""
+
+    output: Path | None = None
+    warmup_steps: int | None = None
+    exports: Sequence[Path] = ()
+    plain: bool = False
+
+    @property
+    def is_interactive(self) -> bool:
+        """True if the page is the interactive one."""
+        return not self.plain and has_plotly()
+
+
+# A page is written anew at most so often in seconds, and its making takes at most a tenth of a core.
+_LEAST_PAUSE_S, _SHARE = 10.0, 0.1
 
 
 def run_report(
-    name: str | None, runs_dir: Path | None, *, output: Path | None, warmup_steps: int | None,
-    exports: Sequence[Path], as_json: bool,
-) -> None:  # fmt: skip
-    """Write the page and print its scaling studies.
+    names: Sequence[str], runs_dir: Path | None, options: PageOptions, *, watch: bool = False, as_json: bool
+) -> None:
+    """Write the page of a sweep, or of several sweeps that are compared, and print what it is about.
 
     Raises:
-        ConfigError: `warmup_steps` is negative, or the folder of `output` does not exist.
+        ConfigError: an option is wrong, plotly is missing for several sweeps, or the folder of the page does not exist.
         RunStateError: `exports` holds a folder without a measured export.
         UntrustedFileError: the page would lie in the sweep's folder, and others may write there.
     """
-    if warmup_steps is not None and warmup_steps < 0:
-        raise ConfigError(f"--warmup-steps={warmup_steps} must be at least 0. Use 0.")
-    status = read_status(find_sweep(configured_runs_dir(runs_dir), name), is_look=True)
-    warmup_steps = WARMUP_STEPS if warmup_steps is None else warmup_steps
-    report = build_report(status, warmup_steps=warmup_steps, options={"exports": exports})
-    page = (output or status.sweep.folder / "report.html").absolute()
+    if options.warmup_steps is not None and options.warmup_steps < 0:
+        raise ConfigError(f"--warmup-steps={options.warmup_steps} must be at least 0. Use 0.")
+    folder = configured_runs_dir(runs_dir)
+    sweeps = [find_sweep(folder, name) for name in dict.fromkeys(names)] or [find_sweep(folder, None)]
+    _check(sweeps, options, watch=watch, as_json=as_json)
+    page = (options.output or sweeps[0].folder / ("report.html" if len(sweeps) == 1 else "compare.html")).absolute()
     if not page.parent.is_dir():
-        raise ConfigError(f"--output={output}: there is no folder {page.parent}. Make it, or name another file.")
-    prepare_to_write(status.sweep, page=page)
-    write_atomic(page, render_page(report))
-    if as_json:
-        print_json(report_json(report, page))
+        raise ConfigError(
+            f"--output={options.output}: there is no folder {page.parent}. Make it, or name another file."
+        )
+    if watch:
+        _watch(sweeps[0], page, options)
         return
+    statuses = [read_status(sweep, is_look=True) for sweep in sweeps]
+    reports = _write_page(statuses, page, options)
+    if as_json:
+        documents = [report_json(report, page) for report in reports]
+        print_json(documents[0] if len(documents) == 1 else {"page": str(page), "sweeps": documents})
+        return
+    for report in reports:
+        _print_report(report)
+    say(f"Page: {page}")
+    if not options.is_interactive and not options.plain:
+        say("Note: a page to sort, filter and zoom needs plotly: pip install 'hpc_trainer[report]'")
+    if len(reports) > 1:
+        return
+    if reports[0].next is not None:
+        print_next(reports[0].next)
+    else:
+        print_next_of_failed(statuses[0])
+
+
+def _check(sweeps: Sequence[SweepPaths], options: PageOptions, *, watch: bool, as_json: bool) -> None:
+    if len(sweeps) > 1 and not options.is_interactive:
+        why = "--plain is a page of one sweep" if options.plain else "needs plotly: pip install 'hpc_trainer[report]'"
+        raise ConfigError(f"report of {len(sweeps)} sweeps: {why}. Or name one sweep.")
+    if watch and len(sweeps) > 1:
+        raise ConfigError(f"--watch follows one sweep, and {len(sweeps)} are named. Name one.")
+    if watch and as_json:
+        raise ConfigError("--watch writes pages, and --json one document. Leave one of them out.")
+
+
+def _write_page(statuses: Sequence[SweepStatus], page: Path, options: PageOptions) -> list[Report]:
+    """Write the page and return the reports of the sweeps."""
+    warmup_steps = WARMUP_STEPS if options.warmup_steps is None else options.warmup_steps
+    num_runs = sum(len(status.specs) for status in statuses)
+    most = points_a_curve(num_runs) if options.is_interactive else POINTS_A_CURVE
+    reports = [
+        build_report(
+            status, warmup_steps=warmup_steps, options={"exports": () if number else options.exports}, most_points=most
+        )
+        for number, status in enumerate(statuses)
+    ]
+    for status in statuses[:1]:
+        prepare_to_write(status.sweep, page=page)
+    if options.is_interactive:
+        pairs = [ReportedSweep(status, report) for status, report in zip(statuses, reports, strict=True)]
+        write_atomic(page, render_interactive(pairs))
+    else:
+        write_atomic(page, render_page(reports[0]))
+    return reports
+
+
+def _watch(sweep: SweepPaths, page: Path, options: PageOptions) -> None:
+    """Write the page anew until no run of the sweep is pending or running; looks are those of `status --watch`."""
+    run_ids = set(read_status(sweep, is_look=True).specs)
+    next_at, before, report, status = 0.0, None, None, None
+    for status in looks(sweep, run_ids):
+        stands = [(run.state, run.step, len(run.attempts)) for run in status.open_runs.values()]
+        now = time.monotonic()
+        if now < next_at or stands == before or status.is_away:
+            continue
+        (report,) = _write_page([status], page, options)
+        before, next_at = stands, now + max(_LEAST_PAUSE_S, (time.monotonic() - now) / _SHARE)
+        say(f"{time.strftime('%H:%M:%S')}  {counts_line(dict(report.counts))}. Page: {page}")
+    if status is not None and not status.is_away:
+        (report,) = _write_page([status], page, options)
+        _print_report(report)
+        say(f"Page: {page}")
+
+
+def _print_report(report: Report) -> None:
     for scaling in report.scaling:
         _print_scaling(scaling)
     say(f"Sweep {report.sweep}: {counts_line(dict(report.counts))}.")
@@ -52,16 +143,11 @@ def run_report(
         say(f"Advice: {line}")
     for note in report.notes:
         say(f"Note: {note}")
-    say(f"Page: {page}")
-    if report.next is not None:
-        print_next(report.next)
-    else:
-        print_next_of_failed(status)
 
 
 def report_json(report: Report, page: Path) -> dict[str, Any]:
     """Return the stable form of `report --json` (docs/json.md); curves are only in the page."""
-    left_out = ("curves", "gpu_type", "ledger")
+    left_out = ("curves", "gpu_type", "ledger", "is_sampled")
     runs = [
         {key: value for key, value in dataclasses.asdict(dataclasses.replace(run, ledger=None)).items()
          if key not in left_out}

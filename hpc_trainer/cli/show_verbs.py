@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import math
 import shlex
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from hpc_trainer.cli.common import print_json, print_next, print_table, short_duration
+from hpc_trainer.cli.options import tell_notes
 from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError, valid
-from hpc_trainer.operate.find import configured_runs_dir
+from hpc_trainer.operate.find import configured_runs_dir, existing_sweep, list_sweeps
 from hpc_trainer.operate.show import DEFAULT, SweepColumns, as_text, difference, find_run, sweep_lines, values
+from hpc_trainer.operate.usage import AMOUNTS, GROUPS, total, usage
 from hpc_trainer.record.environment import changes_of
 from hpc_trainer.record.journal import Journal, read_first_weights
 from hpc_trainer.record.layout import OTHER_FOLDER
@@ -120,6 +124,43 @@ def run_sweeps(runs_dir: Path | None, *, tag: str | None, sizes: bool, as_json: 
     if any(line.more.get("size_bytes", 0) is None for line in lines):
         print(f"Files were counted for {_COUNT_S:.0f} s; `hpc-trainer sweeps --sizes` counts all.")
     print_next(f"status {lines[0].name}")
+
+
+def run_usage(names: Sequence[str], runs_dir: Path | None, *, by: str, as_csv: bool, as_json: bool) -> None:
+    """Print the hours that sweeps used, in a row for each group.
+
+    Raises:
+        ConfigError: `by` names no column to group by.
+        RunStateError: there is no such sweep.
+    """
+    keys = [word.strip() for word in by.split(",") if word.strip()]
+    for key in keys or [by]:
+        if key not in GROUPS:
+            raise ConfigError(f"--by {key}: {valid(key, GROUPS)}")
+    folder = configured_runs_dir(runs_dir)
+    notes: list[str] = []
+    sweeps = [existing_sweep(folder, name) for name in dict.fromkeys(names)] if names else list_sweeps(folder)
+    rows = usage(sweeps, keys, notes)
+    tell_notes(notes)
+    if as_json:
+        print_json(rows)
+        return
+    if as_csv:
+        out = csv.DictWriter(sys.stdout, list(rows[0]) if rows else [*keys], lineterminator="\n")
+        out.writeheader()
+        out.writerows(rows)
+        return
+    if not rows:
+        print(f"{folder.absolute()} holds no job of yours. {OTHER_FOLDER}")
+        return
+    unit = "gpu" if any(row[f"gpu_hours_{what}"] for row in rows for what in AMOUNTS) else "core"
+    cells = [[*(str(row[key]) for key in keys), str(row["jobs"]),
+              *(f"{row[f'{unit}_hours_{what}']:.4g}" for what in AMOUNTS), f"{row['waiting_h']:.4g}"]
+             for row in (*rows, total(rows, keys))]  # fmt: skip
+    if len(rows) == 1:
+        cells.pop()
+    print_table([*(key.upper() for key in keys), "JOBS", *(what.upper() for what in AMOUNTS), "WAITING"], cells)
+    print(f"In {'GPU' if unit == 'gpu' else 'core'}-hours; WAITING is hours in the queue, summed over jobs.")
 
 
 def _age(begin: float) -> str:

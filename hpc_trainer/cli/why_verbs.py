@@ -85,14 +85,23 @@ def _because(why: Why) -> list[str]:
 
 _WHERE = re.compile(r"^rank \d+ on \S+: ")
 """Prefix of an error; the same error on another rank or node counts as equal."""
+_NUMBER = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?")
+_OF_NODE = "node "
+"""Beginning of the line on a node that failed before (record/bad_nodes.py)."""
+
+
+def _cause(why: Why) -> tuple[str, ...]:
+    """Return what runs that failed for the same cause share: numbers, paths, ranks and nodes do not matter."""
+    lines = [_WHERE.sub("", line).partition("\n")[0] for line in _because(why)]
+    words = [" ".join(word for word in line.split() if "/" not in word) for line in lines]
+    return (why.diagnosis, why.state.value, *_frame(why), *(_NUMBER.sub("0", text) for text in words))
 
 
 def _print_many(status: SweepStatus, run_ids: list[str], found: list[Why]) -> None:
     say(f"Sweep {status.sweep.name}: {counts_line(Counter(status.states[run_id].value for run_id in run_ids))}.")
     alike: dict[tuple[str, ...], list[Why]] = {}
     for why in found:
-        same = (why.verdict, *_frame(why), *(_WHERE.sub("", line) for line in _because(why)))
-        alike.setdefault(same, []).append(why)
+        alike.setdefault(_cause(why), []).append(why)
     for group in alike.values():
         verdict, because = group[0].verdict, [*_frame(group[0]), *_because(group[0])]
         if len({*map(tuple, map(_because, group))}) > 1:
@@ -100,8 +109,9 @@ def _print_many(status: SweepStatus, run_ids: list[str], found: list[Why]) -> No
         names = ", ".join(why.run_id for why in group[:_SHOWN_RUNS])
         more = f" and {len(group) - _SHOWN_RUNS} more" if len(group) > _SHOWN_RUNS else ""
         said = [f"its last line: {line}" for line in dict.fromkeys(why.said for why in group) if line is not None]
+        nodes = dict.fromkeys(line for why in group for line in why.evidence if line.startswith(_OF_NODE))
         say(
-            "\n  ".join([verdict, *because, *said[:_SHOWN_RUNS], f"{names}{more}"]),
+            "\n  ".join([verdict, *because, *said[:_SHOWN_RUNS], *[*nodes][:_SHOWN_RUNS], f"{names}{more}"]),
             f"\n{len(group)} x {state_markup(group[0].state)}: ",
         )
     if found:

@@ -171,7 +171,7 @@ def _export_all(run: Known, wanted: Wanted, forms: Sequence[Form], runs_dir: Pat
     import sys
 
     from hpc_trainer.cli.common import print_json, print_next
-    from hpc_trainer.cli.report_verbs import run_report
+    from hpc_trainer.cli.report_verbs import PageOptions, run_report
     from hpc_trainer.deploy.export import EVERY, Wanted, export_all
     from hpc_trainer.errors import ConfigError
 
@@ -189,7 +189,7 @@ def _export_all(run: Known, wanted: Wanted, forms: Sequence[Form], runs_dir: Pat
     if forms is EVERY or not wanted.measure:
         print_next(f"report {run.sweep.name} --exports {done.folder}")
         return
-    run_report(run.sweep.name, runs_dir, output=None, warmup_steps=None, exports=[Path(done.folder)], as_json=False)
+    run_report([run.sweep.name], runs_dir, PageOptions(exports=[Path(done.folder)]), as_json=False)
 
 
 def _print_exports(done: AllExported) -> None:

@@ -5,6 +5,7 @@ Writes nothing.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -22,7 +23,7 @@ from hpc_trainer.config.rules.memory import memory_line
 from hpc_trainer.config.schema.cluster import EnvironmentConfig, Executor, HardwareConfig, SnapshotMode
 from hpc_trainer.config.schema.optim import scaling_line
 from hpc_trainer.config.schema.output import TrackerName
-from hpc_trainer.errors import ExitCode
+from hpc_trainer.errors import ExitCode, SlurmError
 from hpc_trainer.launch.extend import Twin
 from hpc_trainer.launch.follow import NOBODY, NOTHING, Followed, Follows
 from hpc_trainer.launch.freeze import Grid
@@ -38,6 +39,7 @@ from hpc_trainer.record.submissions import Submission
 from hpc_trainer.runtime.pace import SIGNAL_SLACK_S, grace_warning, shortest_limit_min, training_s
 from hpc_trainer.slurm.jobs import OFF
 from hpc_trainer.slurm.limits import Limits, SubmitCap, find_shape_problems, longest_limit
+from hpc_trainer.slurm.queue import ask_left
 from hpc_trainer.slurm.shape import Shape
 
 # Division of runs into arrays of legal size that fit the cluster's limits now, and runs that wait for room.
@@ -448,7 +450,27 @@ def _over_budget(plan: SweepPlan) -> Sequence[str]:
             f"budget.max_gpu_hours={budget.max_gpu_hours:g}: this grid may take up to {hours:.4g} GPU-hours (each "
             "run's time limit once). Raise it, shorten hardware.time_limit_min, or take fewer points."
         )
+    if budget.max_gpu_hours is not None and not problems:
+        problems += _over_account(plan.specs)
     return problems
+
+
+def _over_account(specs: Sequence[RunSpec]) -> Iterator[str]:
+    """Yield a problem for each account with fewer GPU-hours left than new runs may take, where sshare tells it."""
+    hours: dict[str, float] = {}
+    for spec in specs:
+        if spec.config["cluster"]["executor"] == Executor.slurm.value and spec.shape.account is not None:
+            hours[spec.shape.account] = hours.get(spec.shape.account, 0.0) + gpu_hours_max(spec)
+    for account, needed in hours.items():
+        left = None
+        with contextlib.suppress(SlurmError):  # many sites have no sshare, or no limit
+            left = ask_left(account).get("gpu") if needed else None
+        if left is not None and needed > left:
+            yield (
+                f"budget.max_gpu_hours: account {account} has {left:.4g} GPU-hours left (sshare), and this grid may "
+                f"take up to {needed:.4g}. Shorten hardware.time_limit_min, take fewer points or another "
+                "cluster.account, or leave the budget out."
+            )
 
 
 def _name_notes(specs: Sequence[RunSpec]) -> Iterator[str]:

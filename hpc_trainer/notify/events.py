@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.config.schema.output import USUAL_METRICS, NotifyConfig, small_is_better
+from hpc_trainer.config.schema.output import USUAL_METRICS, NotifyConfig, is_best_small
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.record.files import claim, make_folder, write_atomic, write_json
@@ -103,7 +103,7 @@ def _best(config: TrainConfig, paths: RunPaths, folder: Path) -> Event | None:
         return None
     value, before = float(metrics[name]), read_json(folder / "best.json") or {}
     known = before.get("value") if before.get("metric") == name and is_number(before.get("value")) else None
-    if known is not None and not (value < known if small_is_better(name) else value > known):
+    if known is not None and not (value < known if is_best_small(config.checkpoint, name) else value > known):
         return None
     write_json(folder / "best.json", {"metric": name, "value": value, "run_id": paths.run_id})
     if known is None or not claim(folder / f"best-{paths.run_id}"):  # the first to complete is no news

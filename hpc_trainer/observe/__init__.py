@@ -21,6 +21,7 @@ CONTRIBUTES = {
     "clues": ("hpc_trainer.observe.clues:clues_of",),
     "result_columns": ("hpc_trainer.observe.telemetry_views:ENERGY_COLUMNS",),
     "report_parts": ("hpc_trainer.observe.clues:report_part",),
+    "report_series": ("hpc_trainer.observe.telemetry_views:report_series",),
     "page_parts": ("hpc_trainer.observe.hang:page_part", "hpc_trainer.observe.telemetry_views:page_part"),
     "live_figures": ("hpc_trainer.observe.telemetry_views:live_figures",),
 }

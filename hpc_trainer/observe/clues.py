@@ -68,6 +68,7 @@ def report_part(status: SweepStatus) -> ReportPart:
         advice=sweep_lines(tuned),
         next=next_command_of_sweep(tuned, status.sweep.name),
         section=render_telemetry(telemetry_charts(status)),
+        has_series=True,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections import Counter
@@ -14,7 +15,7 @@ from hpc_trainer.config.table.choice import shown, typed
 from hpc_trainer.observe.straggler_log import Straggler, read_stragglers, slow_at_end
 from hpc_trainer.observe.telemetry import THROTTLE, Sample, mean_of, newest_of_ranks
 from hpc_trainer.record.measured import Figures, read_figures
-from hpc_trainer.record.metrics import read_metrics
+from hpc_trainer.record.metrics import sampled_metrics
 from hpc_trainer.record.reading import is_number, read_json
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import RunStatus, SweepStatus, ledger_of_run
@@ -25,6 +26,7 @@ IDLE_GPU = 0.01
 """Utilisation below which a GPU counts as idle."""
 MOST_RANKS = 64
 """Largest number of ranks whose files are read; of more ranks, 64 at equal distances."""
+_MOST_RECORDS = 300  # of metrics.jsonl, at equal distances
 _MOST_S = 1e9
 MOST_LIKE = 200
 """Largest number of similar runs whose folders are read for one run: a sweep may have 10,000."""
@@ -150,7 +152,8 @@ def gather(status: SweepStatus, run: RunStatus, ask_limits: Callable[[], Limits]
         ConfigError: the run's frozen configuration is of another version.
     """
     paths, faults = status.sweep.run(run.run_id), status.faults_of(run.run_id)
-    records = read_metrics(paths.metrics, faults)
+    records, gap = sampled_metrics(paths.metrics, _MOST_RECORDS, faults)
+    pace = pace_of(records, [attempt.resumed_step or 0 for attempt in run.attempts])
     memory = read_json(paths.memory, faults) or {}
     ledger = ledger_of_run(status, run)
     config = run.spec.typed()
@@ -158,7 +161,7 @@ def gather(status: SweepStatus, run: RunStatus, ask_limits: Callable[[], Limits]
     return Facts(
         run=run,
         config=config,
-        pace=pace_of(records, [attempt.resumed_step or 0 for attempt in run.attempts]),
+        pace=pace if pace is None else dataclasses.replace(pace, lines=pace.lines * gap),
         memory={key: float(value) for key, value in memory.items() if _is_finite(value)},
         spent={} if ledger is None else {kind.value: seconds for kind, seconds in ledger.seconds.items()},
         ranks=uses_of(newest_of_ranks(paths, most_ranks=MOST_RANKS, faults=faults)),

@@ -23,6 +23,7 @@ from hpc_trainer.operate.report.charts import (
     percent,
     thinned,
 )
+from hpc_trainer.operate.report.data import Series
 from hpc_trainer.operate.results import Columns
 from hpc_trainer.operate.run_page import PagePart
 from hpc_trainer.record.layout import RunPaths
@@ -131,6 +132,17 @@ def charts_of(
                 )
             )  # fmt: skip
     return charts
+
+
+def report_series(status: SweepStatus, run: RunStatus) -> list[Series]:
+    """Return the charts of a run for the interactive report (hook `report_series`), hosts included."""
+    return [
+        Series(
+            title=chart.title, unit=chart.unit, is_share=chart.format_value is percent,
+            lines=[(line.name, line.points) for line in chart.lines],
+        )
+        for chart in charts_of(status, run, always_hosts=True)
+    ]  # fmt: skip
 
 
 def _points(samples: Sequence[Sample], quantity: _Quantity, begin: float) -> list[Point]:

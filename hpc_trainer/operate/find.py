@@ -110,6 +110,18 @@ def find_sweep(runs_dir: Path, name: str | None) -> SweepPaths:
     return SweepPaths(sweeps[0].folder.absolute())
 
 
+def existing_sweep(runs_dir: Path, name: str) -> SweepPaths:
+    """Return the sweep of this name.
+
+    Raises:
+        RunStateError: there is none; the message has the nearest names.
+    """
+    sweep = find_sweep(runs_dir, name)
+    if not sweep.exists:
+        read_status(sweep)  # raises: it knows the names, and removed sweeps
+    return sweep
+
+
 def select(
     runs_dir: Path, names: Sequence[str], sweep: str | None, *, is_look: bool = False
 ) -> tuple[SweepStatus, list[str]]:

@@ -54,7 +54,8 @@ def hold_runs(
         why: the reason, if it is not the user's wish.
 
     Raises:
-        RunStateError: jobs are, or may be, on another cluster, or runs are in a pool; nothing was held.
+        RunStateError: jobs are, or may be, on another cluster, or runs at work in a pool on Slurm should save; nothing
+            was held.
         SlurmError: squeue or scontrol did not answer. The markers stay, and the same command may be repeated.
     """
     elsewhere = next((run for run in runs if run.elsewhere is not None), None)
@@ -62,11 +63,11 @@ def hold_runs(
         raise RunStateError(
             f"{elsewhere.run_id} was {elsewhere.elsewhere}. Nothing was held: run the same command there."
         )
-    pooled = next((run for run in runs if run.state.is_active and run.submission and run.submission.per_node), None)
+    pooled = next((run for run in runs if save and run.state is RunState.RUNNING and _is_in_slurm_pool(run)), None)
     if pooled is not None:
         raise RunStateError(
-            f"{pooled.run_id} is in a pool, whose jobs take the runs in turn: such runs cannot be held. Cancel what is "
-            f"not to start, such as: hpc-trainer cancel {pooled.run_id}"
+            f"{pooled.run_id} is at work in a job of a pool, and a signal would reach all runs of that job. Nothing "
+            "was held. Without --save what waits is held, and what works goes on to its end."
         )
     prepare_to_write(status.sweep, [run.run_id for run in runs])
     waiting = [run for run in runs if run.state in _WAITS]
@@ -82,7 +83,7 @@ def hold_runs(
             f"{status.queue_error.rstrip('.')}. Whose jobs they are is not known, so none was held in Slurm; a run "
             "that starts all the same finds its hold and leaves. Run the same command again."
         )
-    notes = hold_jobs(_jobs(waiting))
+    notes = hold_jobs([*_jobs(waiting), *(_waiting_slots(status) if is_whole else ())])
     signal_running(saving)
     unknown = [run.run_id for run in runs if run.state is RunState.UNKNOWN]
     notes += [f"{len(unknown)} run(s) are UNKNOWN and were left alone: {unknown[0]}"] if unknown else []
@@ -90,6 +91,15 @@ def hold_runs(
         held=tuple(run.run_id for run in waiting), saving=tuple(run.run_id for run in saving),
         at_work=() if save else tuple(run.run_id for run in running), notes=tuple(notes),
     )  # fmt: skip
+
+
+def _is_in_slurm_pool(run: RunStatus) -> bool:
+    return run.submission is not None and run.submission.is_pool and run.submission.executor == "slurm"
+
+
+def _waiting_slots(status: SweepStatus) -> list[str]:
+    """Return the jobs of slots that have not begun; a slot at work takes no run of a held sweep."""
+    return [job_id for pool in status.pools for job_id in pool.waiting]
 
 
 def _jobs(runs: Sequence[RunStatus]) -> list[str]:
@@ -118,7 +128,7 @@ def release_runs(status: SweepStatus, runs: Sequence[RunStatus], *, is_whole: bo
     if is_whole:
         sweep.hold.unlink(missing_ok=True)
         shutil.rmtree(sweep.alike, ignore_errors=True)  # the next failures count anew
-    notes = release_jobs(_jobs(held))
+    notes = release_jobs([*_jobs(held), *(_waiting_slots(status) if is_whole else ())])
     chosen = dict.fromkeys(run.run_id for run in (*held, *marked))
     now = read_status(sweep).open_runs if chosen else {}
     again = [run_id for run_id in chosen if run_id in now and _has_no_job(now[run_id])]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import statistics
 from collections import Counter
@@ -10,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpc_trainer.config.schema.output import small_is_better
+from hpc_trainer.config.schema.output import CheckpointConfig, is_best_small, kept_best, small_is_better
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError, valid
 from hpc_trainer.operate.where import Where
@@ -66,6 +67,8 @@ class ResultTable:
     """Number of runs that are not in the means because they are not complete."""
     chosen: Sequence[str] | None = None
     """Columns that the user chose; None: all."""
+    kept: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
+    """How the runs choose their best checkpoint, which tells the direction of that metric."""
 
     @property
     def columns(self) -> list[str]:
@@ -91,10 +94,13 @@ class ResultTable:
 
     def sorted_by(self, key: str) -> ResultTable:
         """Return the table sorted by a column, best first; see `sort_rows`."""
-        return dataclasses.replace(self, rows=sort_rows(self.rows, key, has_direction=self._is_of_metric))
+        return dataclasses.replace(self, rows=sort_rows(self.rows, key, least_is_best=self._least_is_best))
 
-    def _is_of_metric(self, column: str) -> bool:
-        return column.removesuffix(BEST).removesuffix(STD) in self.metrics
+    def _least_is_best(self, column: str) -> bool:
+        metric = column.removesuffix(STD).removesuffix(BEST)
+        if metric not in self.metrics:
+            return False
+        return column.endswith(STD) or is_best_small(self.kept, metric.removeprefix(TOLD))
 
     def select(self, columns: Sequence[str]) -> ResultTable:
         """Return the table with these columns in this order; `all` stands for every column.
@@ -194,14 +200,14 @@ def result_table(status: SweepStatus, *, typed: bool = False, best: bool = False
         axes = {run.run_id: typed_axes(run.spec, axes[run.run_id]) for run in runs}
     codes = {run.run_id: run.submission.code for run in runs if run.submission is not None}
     varies = len(set(codes.values())) > 1
-    times = submit_times(status.ledger)
+    times, kept = submit_times(status.ledger), kept_by(runs)
     known_by = sorted(name for domain in contributed for name in domain.names)
     rows = [
         {
             "run_id": run.run_id,
             **axes[run.run_id],
             **({"code": (codes.get(run.run_id) or "")[:12] or None} if varies else {}),
-            **_outcome(status, run, *found[run.run_id], columns, best=best),
+            **_outcome(status, run, *found[run.run_id], columns, best=kept if best else None),
             **_cost(status, run, times.get(run.run_id, ()), contributed, known_by),
         }
         for run in runs
@@ -209,7 +215,13 @@ def result_table(status: SweepStatus, *, typed: bool = False, best: bool = False
     if status.summaries is not None:
         status.summaries.save()
     costs = [*_COSTS, *(name for domain in contributed for name in sorted(domain.sums))]
-    return ResultTable(rows=rows, axes=names, metrics=list(columns.values()), costs=costs)
+    return ResultTable(rows=rows, axes=names, metrics=list(columns.values()), costs=costs, kept=kept)
+
+
+def kept_by(runs: Sequence[RunStatus]) -> CheckpointConfig:
+    """Return how runs choose their best checkpoint, from the first of them whose configuration is there."""
+    first = next((run.spec for run in runs if not run.spec.is_lost), None)
+    return kept_best({} if first is None else first.config.get("checkpoint", {}))
 
 
 def runs_where(status: SweepStatus, run_ids: Sequence[str], condition: Where) -> list[str]:
@@ -229,10 +241,10 @@ def result_rows(status: SweepStatus, *, typed: bool = False) -> list[dict[str, A
 
 def _outcome(
     status: SweepStatus, run: RunStatus, metrics: Mapping[str, Any], step: int | None, columns: Mapping[str, str], *,
-    best: bool,
+    best: CheckpointConfig | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return a run's newest metrics, and its best ones with `best`, by column, and their step if it is another one."""
-    bests = _best_values(status, run, list(metrics)) if best and run.attempts else {}
+    """Return a run's newest metrics by column, its best ones as `best` tells, and their step if it is another one."""
+    bests = _best_values(status, run, list(metrics), best) if best is not None and run.attempts else {}
     outcome: dict[str, Any] = {}
     for name, value in metrics.items():
         outcome[columns[name]] = value
@@ -241,18 +253,22 @@ def _outcome(
     return {**outcome, **({} if step in (None, run.step) else {"metrics_step": step})}
 
 
-def _best_values(status: SweepStatus, run: RunStatus, names: Sequence[str]) -> Mapping[str, tuple[float, int]]:
+def _best_values(
+    status: SweepStatus, run: RunStatus, names: Sequence[str], how: CheckpointConfig
+) -> Mapping[str, tuple[float, int]]:
     """Return name -> (best value, its step), from the run's summary if metrics.jsonl is as it was then."""
     paths = status.sweep.run(run.run_id)
+    is_small = functools.partial(is_best_small, how)
+    is_usual = all(is_small(name) == small_is_better(name) for name in names)  # else kept values are the other ends
     kept = status.summaries.figures(run.run_id) if status.summaries is not None else None
-    if kept is None:
-        return best_in(paths.metrics, names, small_is_better, last=run.step, faults=status.faults_of(run.run_id))
+    if kept is None or not is_usual:
+        return best_in(paths.metrics, names, is_small, last=run.step, faults=status.faults_of(run.run_id))
     stamp = list(stamp_of(paths.place, "metrics.jsonl") or ())
     if kept.get("metrics_stamp") == stamp and kept["best"].keys() >= set(names):
         best: Mapping[str, tuple[float, int]] = {name: value for name, value in kept["best"].items() if value}
         return best
     num_faults = len(status.faults)
-    best = best_in(paths.metrics, names, small_is_better, last=run.step, faults=status.faults_of(run.run_id))
+    best = best_in(paths.metrics, names, is_small, last=run.step, faults=status.faults_of(run.run_id))
     if len(status.faults) == num_faults and status.summaries is not None:
         figures = {"metrics_stamp": stamp, "best": {name: best.get(name) for name in names}}
         status.summaries.add_figures(run.run_id, figures)
@@ -303,16 +319,16 @@ def _redone_s(status: SweepStatus, run: RunStatus) -> float | None:
 
 
 def sort_rows(
-    rows: Sequence[dict[str, Any]], key: str, *, has_direction: Callable[[str], bool] = lambda column: True
+    rows: Sequence[dict[str, Any]], key: str, *, least_is_best: Callable[[str], bool] | None = None
 ) -> list[dict[str, Any]]:
     """Return the rows sorted by a column, best first; rows without a value come last.
 
-    Metrics that are named after a loss, an error or a perplexity ascend, and all other columns descend.
+    Columns whose smallest value is the best ascend, and all others descend.
 
     Args:
         rows: the rows.
         key: the column; with `-` before its name the order is reversed.
-        has_direction: function that returns True for a column of a metric, whose name tells what is best.
+        least_is_best: function that returns True if a column's smallest value is the best; None: its name tells.
 
     Raises:
         ConfigError: no row has the column.
@@ -322,7 +338,7 @@ def sort_rows(
     name = key[1:] if is_reversed else key
     if rows and name not in columns:
         raise ConfigError(f"--sort {name}: there is no such column. {valid(name, columns)}")
-    ascends = (has_direction(name) and _least_is_best(name)) is not is_reversed
+    ascends = (least_is_best or small_is_better)(name) is not is_reversed
     numbers = [(_number(row.get(name)), row) for row in rows]
     numeric = [(number, row) for number, row in numbers if number is not None]
     best_first = sorted(numeric, key=lambda pair: pair[0], reverse=not ascends)
@@ -335,10 +351,6 @@ def sort_rows(
 def _columns_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     alike = dict.fromkeys(map(tuple, rows))  # most of 10,000 rows have the same columns
     return list(dict.fromkeys(column for columns in alike for column in columns))
-
-
-def _least_is_best(column: str) -> bool:
-    return column.endswith(STD) or small_is_better(column.removeprefix(TOLD).removesuffix(BEST))
 
 
 def needs_best(names: Collection[str]) -> bool:

@@ -39,7 +39,7 @@ def looks(sweep: SweepPaths, run_ids: set[str]) -> Iterator[SweepStatus]:
             if now - seen_at >= _PATIENCE_S:
                 raise RunStateError(f"{status.silence} No longer waiting: for {_PATIENCE_S / 60:.0f} minutes.")
             yield status
-            _sleep(status)
+            time.sleep(pause_s(status))
             continue
         seen, seen_at = status, now
         active = active_among(status, run_ids)
@@ -51,7 +51,7 @@ def looks(sweep: SweepPaths, run_ids: set[str]) -> Iterator[SweepStatus]:
         yield status
         if len(given_up) == len(active):
             return
-        _sleep(status)
+        time.sleep(pause_s(status))
 
 
 def _look(sweep: SweepPaths, before: SweepStatus | None) -> SweepStatus:
@@ -104,7 +104,8 @@ def _no_longer(runs: Sequence[RunStatus]) -> str:
     )
 
 
-def _sleep(status: SweepStatus) -> None:
+def pause_s(status: SweepStatus) -> float:
+    """Return the seconds to wait until the next look at a sweep."""
     on_slurm = any(run.has_slurm_job for run in status.open_runs.values() if run.state.is_active)
     is_silent = status.silence is not None and not status.is_away
-    time.sleep(_SLURM_POLL_S if on_slurm or is_silent or status.waiting else _LOCAL_POLL_S)
+    return _SLURM_POLL_S if on_slurm or is_silent or status.waiting else _LOCAL_POLL_S

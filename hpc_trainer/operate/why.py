@@ -17,13 +17,16 @@ from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError, HpcTrainerError, SlurmError
 from hpc_trainer.operate.logs import log_files
 from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE, REFUSALS, Verdict, of_unknown
+from hpc_trainer.record.bad_nodes import bad_node_lines, keep_bad_node
 from hpc_trainer.record.chain import awaited_of, followers_of, look_at, waiting_for
+from hpc_trainer.record.doubts import kind_of_doubt
 from hpc_trainer.record.environment import changes_of
 from hpc_trainer.record.journal import Attempt, read_first_weights
-from hpc_trainer.record.last_words import NOT_STARTED, Sign, sign_of
+from hpc_trainer.record.last_words import NOT_STARTED
 from hpc_trainer.record.ledger import RunLedger, ledger_line, newest_timeouts
-from hpc_trainer.record.reading import Faults, is_number, read_json
-from hpc_trainer.record.states import NOT_FINITE, OUT_OF_MEMORY, POOL, RunState
+from hpc_trainer.record.reading import Faults, is_number, read_ends, read_json
+from hpc_trainer.record.signs import Sign, found_in, sign_of
+from hpc_trainer.record.states import LOW_GOODPUT, NOT_FINITE, OUT_OF_MEMORY, POOL, RunState
 from hpc_trainer.record.status import RunStatus, SweepStatus, ask_ledgers, read_status
 from hpc_trainer.runtime.pace import better_limit_min, grace_warning
 from hpc_trainer.slurm.jobs import OFF, show_preemption
@@ -82,9 +85,28 @@ def _numbers(memory: Mapping[str, Any]) -> dict[str, float]:
 def meaning_of(run: RunStatus) -> Sign | None:
     """Return what a failed run's last output means; None if it means nothing or the cause has a verdict of its own."""
     error = run.error
-    if not run.state.has_failed or run.cause in REFUSALS:
+    if not run.state.has_failed or run.cause in (*REFUSALS, *_SAYS_ALL):
         return None
     return sign_of([*last_lines(run), f"{error.get('type', '')}: {error.get('message', '')}"])
+
+
+_SAYS_ALL = ("diverged", "no_progress", LOW_GOODPUT)
+"""Causes that the run itself concluded from more than its last line."""
+
+
+def advice_values(run: RunStatus, meaning: Sign | None, logs: str = "") -> dict[str, str]:
+    """Return the values for the placeholders of a sign's advice.
+
+    Args:
+        logs: the command that prints the log to look at; "": that of all ranks.
+    """
+    node = str(run.error.get("node") or run.node or "NODE")
+    before = run.spec.shape.exclude
+    return {
+        "run": run.run_id, "found": meaning.matched if meaning else "", "memory": more_memory(run.spec.shape),
+        "logs": logs or f"hpc-trainer logs {run.run_id} --all-ranks", "node": node,
+        "exclude": node if not before else f"'\"{before},{node}\"'",
+    }  # fmt: skip
 
 
 def last_lines(run: RunStatus) -> list[str]:
@@ -101,6 +123,8 @@ def more_memory(shape: Shape) -> str:
     return f"hardware.mem_gb_per_node={4 * shape.tasks_per_node * shape.cpus_per_task}"
 
 
+NOT_KNOWN = "not_known"
+"""Diagnosis of a failure without a sign, a traceback or a recorded cause: no guess."""
 _TRACEBACK_LINES = 4
 _LAST_LINES = 8
 _ALLOWS = re.compile(r"checkpoint\.allow_changes=\[[^]]*\]")
@@ -113,6 +137,9 @@ class Why:
 
     run_id: str
     state: RunState
+    diagnosis: str
+    """Name of the cause: of a sign (record/signs.py), a cause of the journal, Slurm's reason, or the state in small
+    letters; `not_known` if nothing tells why the run failed. Runs are grouped by it."""
     verdict: str
     cause: str | None
     pending_reason: str | None
@@ -160,15 +187,20 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True, ran
     rank = next((candidate for candidate in named if candidate is not None), None)
     verdict, memory = _verdict(status, run), _memory(status, run)
     meaning = meaning_of(run) if memory is None else None
+    diagnosis = _diagnosis(run, verdict, meaning)
+    if diagnosis == NOT_KNOWN:
+        says = f"{verdict.says} Why is not known: no line that it printed has a known meaning."
+        verdict = Verdict(says, verdict.advice)
     values = {
-        "run": run.run_id, "sweep": status.sweep.name, "job": run.job_id or "JOB", "flag": _flag(run),
-        "folder": str(status.sweep.run(run.run_id).folder), "found": meaning.matched if meaning else "",
-        "logs": _logs(run, rank), "idle": _IDLE if rank is None else "", "longer": str(_longer_limit_min(status, run)),
-        "memory": more_memory(run.spec.shape), "words": typed_words(run.spec.overrides),
+        **advice_values(run, meaning, _logs(run, rank)), "sweep": status.sweep.name, "job": run.job_id or "JOB",
+        "flag": _flag(run), "folder": str(status.sweep.run(run.run_id).folder), "idle": _IDLE if rank is None else "",
+        "longer": str(_longer_limit_min(status, run)), "words": typed_words(run.spec.overrides),
     }  # fmt: skip
     lines = (*meaning.advice, *verdict.advice) if meaning else verdict.advice
     followed = _followed(status, run) if asks_slurm else []
     evidence, advice = list(_evidence(status, run, rank, clues)), [line.format(**values).rstrip() for line in lines]
+    evidence += _places(status, run, rank, meaning)
+    evidence += _of_bad_node(status, run, meaning)
     evidence += followed
     followers = list(_followers(status, run)) if asks_slurm else []
     evidence += followers
@@ -194,6 +226,7 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True, ran
     return Why(
         run_id=run.run_id,
         state=run.state,
+        diagnosis=diagnosis,
         verdict=f"{verdict.says} What it said last: {meaning.says}." if meaning else verdict.says,
         cause=run.cause,
         pending_reason=run.pending_reason,
@@ -225,6 +258,73 @@ def _verdict(status: SweepStatus, run: RunStatus) -> Verdict:
         return BY_STATE[run.state]
     cause = NOT_STARTED if run.failure.get("cause") == NOT_STARTED else run.cause
     return BY_CAUSE.get(cause or "", BY_STATE[RunState.FAILED])
+
+
+def _is_unexplained(run: RunStatus) -> bool:
+    """Return True if a run failed, and no line of its own code and no known cause tells why."""
+    is_of_program = run.cause in ("program", None) or run.cause not in BY_CAUSE
+    return run.state is RunState.FAILED and is_of_program and "frame" not in run.error
+
+
+def _diagnosis(run: RunStatus, verdict: Verdict, meaning: Sign | None) -> str:
+    if meaning is not None:
+        return meaning.name
+    if _is_unexplained(run):
+        return NOT_KNOWN
+    if run.state is RunState.UNKNOWN:
+        return f"unknown_{kind_of_doubt(run.cause).name}"
+    if verdict in BY_CAUSE.values():
+        name = next(name for name, of_cause in BY_CAUSE.items() if of_cause is verdict)
+        return "exception" if name == "program" else name.replace(" ", "_")
+    if run.pending_reason is not None:
+        return run.pending_reason.partition(",")[0].strip("() ")
+    return run.state.value.lower()
+
+
+_LOOKED_THROUGH = 4 * 2**20
+
+
+def _places(status: SweepStatus, run: RunStatus, rank: int | None, meaning: Sign | None) -> list[str]:
+    """Return file and line of what the verdict rests on: the line with the sign, else the error's last line."""
+    if not run.state.has_failed or run.cause in REFUSALS:
+        return []
+    said = [line for line in str(run.error.get("traceback", "")).splitlines() if line.strip()]
+    line = meaning.line if meaning is not None else said[-1] if said else _said(run) or ""
+    files = log_files(status, run, None)
+    own = [file for file in files if rank is not None and file.name.endswith(f".rank-{rank}.log")]
+    for file in [*reversed(own), *reversed([file for file in files if file not in own])]:
+        for candidate in dict.fromkeys((line, line.partition(": ")[2])):
+            number = _line_in(file, candidate)
+            if number is not None:
+                return [f"{file}:{number}: {candidate.strip()[:_SHOWN]}"]
+    journal = status.sweep.run(run.run_id).journal(run.attempts[-1].attempt) if run.attempts else None
+    return [f"{journal}: {run.cause}"] if journal is not None and run.attempts[-1].has_ended else []
+
+
+_SHOWN = 200
+
+
+def _line_in(file: Path, line: str) -> int | None:
+    """Return the number of a log's newest line with this text; None if there is none or the log is too large."""
+    faults = Faults()
+    try:
+        if not line.strip() or file.stat().st_size > _LOOKED_THROUGH:
+            return None
+    except OSError:
+        return None
+    text = read_ends(file, faults, last=_LOOKED_THROUGH)[1].decode(errors="replace")
+    return next(found_in(text.splitlines(), line), None)
+
+
+def _of_bad_node(status: SweepStatus, run: RunStatus, meaning: Sign | None) -> list[str]:
+    """Return what earlier sweeps say of the node on which a run failed, and keep this failure if it is the node's."""
+    node = run.error.get("node") or run.node
+    if not isinstance(node, str) or not (run.state.has_failed or run.state is RunState.NODE_FAIL):
+        return []
+    if run.state is RunState.NODE_FAIL or (meaning is not None and meaning.is_of_node):
+        name = "node_fail" if meaning is None else meaning.name
+        keep_bad_node(status.sweep, run.run_id, len(run.attempts), node, name)
+    return bad_node_lines(status.sweep, node)
 
 
 _THEN = "bring back what it follows; it goes on by itself then. To give it up: hpc-trainer cancel {sweep}/{run}"

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_trainer.config.schema.output import USUAL_METRICS, CheckpointConfig, best_is_max, kept_best
+from hpc_trainer.config.schema.output import USUAL_METRICS, is_best_small, kept_best
 from hpc_trainer.config.schema.train import OnFailure
 from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError, UntrustedFileError, did_you_mean
 from hpc_trainer.record.files import make_folder, write_json, write_marker
@@ -311,7 +311,7 @@ def _best(done: Sequence[RunStatus], folder: Path) -> tuple[RunStatus, str]:
     if metric is None:
         raise ConfigError(f"no complete run of {folder} has a metric by which the best is known. Name a run.")
     kept = kept_best(done[0].spec.config["checkpoint"] if done else {})
-    sign = 1.0 if best_is_max(kept if kept.keep_best == metric else CheckpointConfig(keep_best=metric)) else -1.0
+    sign = -1.0 if is_best_small(kept, metric) else 1.0
     scores = [(sign * float(run.metrics[metric]), run) for run in done if _is_finite(run.metrics.get(metric))]
     if not scores:
         raise ConfigError(f"no complete run of {folder} has a finite {metric}. Name a run.")

@@ -1,4 +1,4 @@
-"""Last output of a job that ended before or outside Python, and its meaning.
+"""Last output of a job that ended before or outside Python; record/signs.py knows what a line means.
 
 A job may print any text: the text is matched here, and escaped where it is shown (cli/terminal.py).
 """
@@ -6,14 +6,14 @@ A job may print any text: the text is matched here, and escaped where it is show
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.reading import Faults, is_there, read_ends
 from hpc_trainer.record.run_state import RunFolder
+from hpc_trainer.record.signs import sign_of
 
 NOT_STARTED = "not started"
 """Cause that the local queue records for such a run, and the key of its verdict."""
@@ -24,125 +24,10 @@ _SETUP = re.compile(rf"{SETUP_ENDED} (\d+): exit status (\d+)")
 _SYNTAX = "syntax error"
 _TAIL_BYTES = 8192
 _MAX_CHARS, _MAX_LINES = 500, 12
-_MAX_FOUND = 80
 _LOGS_TO = " logs to "
 """Part of the last line that a rank prints into its job's output, before it writes into its own log."""
 # Beginnings of Slurm's lines about the end itself, which do not name its cause.
 _NOT_THE_CAUSE = ("slurmstepd", "srun: error", "srun: Job step aborted", "srun: launch/slurm", "srun: Terminating")
-
-
-@dataclass(frozen=True, slots=True)
-class Sign:
-    """Pattern of a job's last output (`pattern`), its meaning (`says`), and help for the run {run} (`advice`).
-
-    `matched` is the pattern's first matching group, for {found} in the texts. `sign_of` fills it in only in `says`.
-    """
-
-    pattern: re.Pattern[str]
-    says: str
-    advice: tuple[str, ...]
-    matched: str = ""
-
-
-def _sign(pattern: str, says: str, *advice: str) -> Sign:
-    return Sign(re.compile(pattern), says, advice)
-
-
-_NO_MODULE = "run `module avail` on such a node, and write the right name into cluster.setup"
-# The first sign that fits the newest line counts.
-SIGNS = (
-    _sign(
-        r"No module named '?([\w.]+)",
-        "its Python has no module {found}",
-        "does cluster.python, or the last line of cluster.setup, lead to the environment that you mean?",
-        "install {found} there (pip install), or add its folder to PYTHONPATH by cluster.env",
-    ),
-    _sign(
-        r"\bmodule: (?:command )?not found",
-        "the node's shell has no `module`",
-        "source the site's own file first, in cluster.setup: often `source /etc/profile.d/modules.sh` or "
-        "/etc/profile.d/lmod.sh",
-    ),
-    _sign(
-        r"The following module\(s\) are unknown: \"?([\w./+-]+)|Unable to locate a modulefile for '([\w./+-]+)",
-        "there is no module {found}",
-        _NO_MODULE,
-    ),
-    _sign(
-        r"\bconda: (?:command )?not found|Run 'conda init'|not been properly configured to use 'conda activate'",
-        "the node's shell does not know conda",
-        "add this line to cluster.setup before `conda activate`: source CONDA_FOLDER/etc/profile.d/conda.sh",
-        "or set the Python without activation: cluster.python=CONDA_FOLDER/envs/NAME/bin/python",
-    ),
-    _sign(
-        r"Could not find conda environment: (\S+)|EnvironmentNameNotFound: .*?: (\S+)",
-        "there is no conda environment {found}",
-        "`conda env list` shows those that there are",
-    ),
-    _sign(
-        r"version `?(GLIBC\w*_[\w.]+)'? not found",
-        "a library or program was built for a newer system than the node's ({found})",
-        "use an environment that was made on such a node, or a container",
-    ),
-    _sign(
-        r"([\w.+-]+\.so[\w.]*): cannot open shared object file",
-        "the library {found} is not found on the node",
-        "load the module that brings it in cluster.setup, or set LD_LIBRARY_PATH in cluster.env",
-    ),
-    _sign(
-        r"Exec(?:utable file)? format error",
-        "a program was built for another kind of processor, or is not a program",
-        "run `file PROGRAM` on such a node, then use another cluster.python or environment",
-    ),
-    _sign(
-        r"(?:execve\(\)|bash|line \d+): (\S+): No such file|exec: (\S+): not found|can't open file '([^']+)'"
-        r"|No such file or directory: '([^']+)'",
-        "the node has no file {found}",
-        "is the file on a disk that this node sees? If cluster.python is missing, write its full path",
-    ),
-    _sign(
-        r"(\S+): command not found",
-        "the node's shell finds no program {found}",
-        "in cluster.setup, write its full path, or load the module that brings it",
-    ),
-    _sign(
-        r"(?i)oom[-_ ]kill|Out Of Memory|task\w* [\d,-]+: Killed|^Killed$|line \d+: +\d+ Killed",
-        "it was killed, most likely because the memory was full",
-        "hpc-trainer retry {run} {memory}",
-    ),
-    _sign(
-        r"No space left on device|Disk quota exceeded",
-        "a disk is full, or its quota is used up",
-        "make room; `quota` or the site's own command shows what is used",
-    ),
-    _sign(
-        r"(\S+): Permission denied|Permission denied: '([^']+)'|Permission denied",
-        "a file may not be read, written or run: {found}",
-        "run `ls -ld` on it and on the folders above it, on such a node",
-    ),
-    _sign(
-        r"(Segmentation fault|Bus error|Illegal instruction|Aborted)",
-        "a library of its own language crashed ({found})",
-        "hpc-trainer logs {run} --all-ranks shows what came before; `Illegal instruction`: built for another "
-        "processor; `Bus error`: /dev/shm may be full (fewer data workers)",
-    ),
-    _sign(
-        r"^srun: (?:(?:error|fatal): )?(?!\S+: tasks? )(.*(?:option|[Ii]nvalid|[Uu]nable|permitted|requested).*)",
-        "srun did not start the ranks: {found}",
-        "check cluster.srun_args, and hardware.* if the error names a resource",
-    ),
-)  # fmt: skip
-
-
-def sign_of(lines: Iterable[str]) -> Sign | None:
-    """Return the sign that the newest matching line shows, with `matched` and `says` filled in, or None."""
-    for line in reversed([*lines]):
-        for sign in SIGNS:
-            match = sign.pattern.search(line[:_MAX_CHARS])
-            if match is not None:
-                named = next((group for group in match.groups() if group), "")[:_MAX_FOUND]
-                return replace(sign, says=sign.says.replace("{found}", named), matched=named)
-    return None
 
 
 def words_before_the_worker(

@@ -29,6 +29,7 @@ from hpc_trainer.record.reading import (
     parse_record,
     parsed_lines,
     raw_lines,
+    read_bytes,
     read_ends,
     tell,
 )
@@ -36,6 +37,7 @@ from hpc_trainer.record.reading import (
 _LOG = logging.getLogger(__name__)
 # About 200 lines, which take 2 ms to read: a whole file may have 100,000.
 _NEWEST_BYTES = 65_536
+_MOST_SAMPLED = 2**29
 # Largest number of records that wait for room on a full disk; beyond it the oldest are lost.
 _MAX_WAITING = 1_000
 # Once the log is older than `_YOUNG_S`, records wait for others: a thirtieth of its age, `_MOST_S` at most, in seconds.
@@ -53,6 +55,40 @@ WORK = {"tokens_per_s": "tokens/s", "samples_per_s": "samples/s", "steps_per_s":
 def read_metrics(path: Path, faults: Faults | None = None) -> list[dict[str, Any]]:
     """Return the records of a metrics.jsonl: each has a `step`; the other values are numbers or None."""
     return list(parsed_lines(path, _values, faults))
+
+
+def sampled_metrics(path: Path, most: int, faults: Faults | None = None) -> tuple[list[dict[str, Any]], int]:
+    """Return records of a metrics.jsonl in its order, and the largest distance between them: 1 if these are all.
+
+    Lines with equally many values are alike. Of more than `most` such lines about `most` are parsed at equal distances,
+    the first and the last among them. So the few records of evaluations are kept whole beside the many of training.
+
+    Args:
+        path: the file.
+        most: number of lines of each kind to parse, ≥ 2.
+        faults: gets a fault for each unreadable line among those that are parsed.
+    """
+    with contextlib.suppress(OSError):
+        if path.stat().st_size > _MOST_SAMPLED:  # too much to hold: read line by line
+            return read_metrics(path, faults), 1
+    data = read_bytes(path, faults, limit=_MOST_SAMPLED)
+    lines = [] if data is None else data.splitlines(keepends=True)
+    kinds: dict[int, list[int]] = {}
+    for index, line in enumerate(lines):
+        kinds.setdefault(line.count(b'":'), []).append(index)
+    chosen: list[int] = []
+    gaps = [1]
+    for places in kinds.values():
+        gaps.append(-(-len(places) // most))
+        chosen += places if gaps[-1] == 1 else {*places[:: gaps[-1]], places[-1]}
+    sampled = []
+    for index in sorted(chosen):
+        try:
+            sampled.append(_values(parse_record(lines[index])))
+        except (KeyError, ValueError) as error:  # noqa: PERF203  (a damaged line must not stop the others)
+            if not is_torn(lines[index]):
+                tell(faults, path, error, index + 1)
+    return sampled, max(gaps)
 
 
 def newest_metrics_in(path: Path, faults: Faults | None = None) -> list[dict[str, Any]]:

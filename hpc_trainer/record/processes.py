@@ -51,6 +51,14 @@ def is_alive(name: str) -> bool | None:
         return False
 
 
+def open_pidfd(pid: int) -> int:
+    """Return a descriptor that is readable once the process has ended; -1 if the kernel has none."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):  # Linux before 5.3, or not Linux
+        return -1
+
+
 def find_process(argument: str) -> str | None:
     """Return the name of a living process on this host that has this argument; None if there is none."""
     import psutil

@@ -528,7 +528,7 @@ _LEFT_AT_ONCE = _cause_by_slurm(terms.COMPLETED, "0:0")
 
 def _is_held(folder: RunFolder, state: RunState, cause: str | None) -> bool:
     """Return True if a hold keeps the run from starting. The hold of a sweep counts for runs that wait only."""
-    if folder.held is None or folder.is_in_pool:
+    if folder.held is None:
         return False
     if state in (RunState.PENDING, RunState.REQUEUED, RunState.HELD):
         return True
@@ -571,8 +571,9 @@ def _decide_pool(folder: RunFolder, view: SchedulerView) -> End:
     """Return the state of a run of a pool: by its own end, then by the slot that has it, then by the other slots."""
     current, submission = folder.current, folder.submission
     assert submission is not None
-    if current is not None and current.has_ended and current.state is not None and not current.state.needs_submit:
-        return current.state, current.cause, None
+    is_over = current is not None and current.has_ended and not (current.state is None or current.state.needs_submit)
+    if current is not None and is_over and not _left_for_a_hold(folder):
+        return current.state or RunState.UNKNOWN, current.cause, None
     if submission.job_id is None:
         return RunState.UNKNOWN, doubts.interrupted(), None
     if not folder.is_on_slurm:

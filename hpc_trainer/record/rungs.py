@@ -34,15 +34,13 @@ def promotions(names: Collection[str]) -> list[int]:
     return sorted(int(match[1]) for match in map(_UNTIL.fullmatch, names) if match is not None)
 
 
-def pause_step(rungs: Sequence[int], names: Collection[str], num_steps: int) -> int | None:
+def pause_step(rungs: Sequence[int], names: Collection[str]) -> int | None:
     """Return the step at which a run must pause; None if it trains to its end.
 
     Args:
-        rungs: the steps at which the run's trial pauses, ascending; empty for a run that never pauses.
+        rungs: the steps at which the run's trial pauses, ascending; empty for a run that never pauses. Each is less
+            than the run's last step, to which a run is promoted from its last rung.
         names: the names in the run's folder.
-        num_steps: the run's last step.
     """
-    if not rungs:
-        return None
-    step = max([rungs[0], *promotions(names)])
-    return step if step < num_steps else None
+    step = max([*rungs[:1], *promotions(names)], default=None)
+    return step if step in rungs else None

@@ -235,7 +235,7 @@ def status_of(
         metrics=folder.result.get("metrics") or beat.get("metrics") or {},
         steps_per_s=beat.get("steps_per_s") if running else None,
         eta_s=beat.get("eta_s") if running else None,
-        speed=_speed({**beat, **beat.get("metrics", {})}) if running or state is RunState.COMPLETED else {},
+        speed=_speed({**beat, **beat.get("metrics", {})}) if beat and (running or state is RunState.COMPLETED) else {},
         remarks=tuple(beat.get("remarks", {}).values()) if running else (),
         age_s=None if seen is None else max(0.0, time.time() - seen),
         num_steps=spec.num_steps or int(beat.get("num_steps", 0)),
@@ -314,7 +314,12 @@ _WAITS = (RunState.PENDING, RunState.REQUEUED, RunState.HELD)
 
 
 def _speed(heartbeat: Mapping[str, Any]) -> Mapping[str, float]:
+    if _SPEEDS.isdisjoint(heartbeat):
+        return {}
     return {key: heartbeat[key] for key in SPEED if is_number(heartbeat.get(key))}
+
+
+_SPEEDS = frozenset(SPEED)
 
 
 def _step(folder: RunFolder) -> int:

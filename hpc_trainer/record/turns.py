@@ -12,6 +12,7 @@ own files tell it again.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import time
 from collections.abc import Iterable, Iterator
@@ -172,6 +173,9 @@ class Turns:
         """Run id -> the end of its newest turn that has ended."""
         self.faults = Faults()
         self._read: dict[str, int] = {}  # slot -> bytes of its ends that were read
+        self._own_open: set[str] = set()
+        self._signs: dict[str, tuple[tuple[int, ...], float]] = {}
+        self._whole_s: list[float] = []  # of each run that was completed in its first turn, sorted
         self._own = None if holder is None else OwnLines(Path(sweep.at(holder.slot)) / "ends.jsonl")
 
     def begin(self) -> None:
@@ -212,8 +216,16 @@ class Turns:
             else:
                 yield TurnEnd(**values)
 
+    def all_ends(self, slots: Iterable[str]) -> Iterator[TurnEnd]:
+        """Yield the end of every turn that these slots recorded, also of runs that had several; not after a look."""
+        for slot in slots:
+            yield from self._new_ends(slot)
+
     def _take_end(self, end: TurnEnd) -> None:
-        if end.run_id not in self.ends or self.ends[end.run_id].turn <= end.turn:
+        known = self.ends.get(end.run_id)
+        if known is None and end.turn == 0 and end.state is RunState.COMPLETED:
+            bisect.insort(self._whole_s, end.seconds)
+        if known is None or known.turn <= end.turn:
             self.ends[end.run_id] = end
 
     def end_of(self, run_id: str) -> TurnEnd | None:
@@ -238,6 +250,7 @@ class Turns:
         self.newest[run_id] = number
         if not is_ours:
             return None
+        self._own_open.add(run_id)
         return Turn(run_id=run_id, number=number, holder=self.holder, place=place, time=now)
 
     def end(self, turn: Turn, state: RunState, seconds: float | None = None) -> None:
@@ -248,10 +261,41 @@ class Turns:
             run_id=turn.run_id, turn=turn.number, uuid=turn.holder.uuid, state=state, time=time.time(), seconds=spent
         )
         self._take_end(end)
+        self._own_open.discard(turn.run_id)
         record = {name: getattr(end, name) for name in TurnEnd.__slots__} | {"state": state.value}
         with contextlib.suppress(OSError):
             self._own.append([record])
 
-    def seconds_of_whole_runs(self) -> list[float]:
-        """Return the durations of the turns in which a run was completed in its first turn, so from begin to end."""
-        return [end.seconds for end in self.ends.values() if end.state is RunState.COMPLETED and end.turn == 0]
+    def path(self, run_id: str) -> Path:
+        """Return the claim of the run's newest turn."""
+        return self.sweep.turns / f"{run_id}.{self.newest[run_id]}"
+
+    @property
+    def has_own(self) -> bool:
+        """True if this slot has a run now."""
+        return bool(self._own_open)
+
+    def shows_life(self, run_id: str, silent_s: float) -> bool:
+        """Return True unless the heartbeat of a run stayed the same for `silent_s` seconds, by this process's clock.
+
+        The first call only notes the heartbeat. So a slot sees that others live without a question to Slurm.
+        """
+        folder, now = self.sweep.run(run_id), time.monotonic()
+        try:
+            look_anew(folder.folder)
+            info = folder.heartbeat.stat()
+            sign = info.st_mtime_ns, info.st_size, info.st_ino
+        except OSError:
+            sign = (0,)
+        seen, since = self._signs.get(run_id, ((), now))
+        if sign != seen:
+            self._signs[run_id] = sign, now
+            return True
+        return now - since < silent_s
+
+    @property
+    def median_s(self) -> float | None:
+        """Median seconds of the runs that were completed in their first turn, from begin to end; None if none was."""
+        if not self._whole_s:
+            return None
+        return (self._whole_s[len(self._whole_s) // 2] + self._whole_s[(len(self._whole_s) - 1) // 2]) / 2

@@ -115,8 +115,15 @@ def checkouts_of(folders: Iterable[str], redaction: Redaction, within: str = ":/
     Args:
         within: pathspec that limits the differences.
     """
-    tops = {top: None for folder in folders if (top := _git(folder, "rev-parse", "--show-toplevel"))}
+    inside = (folder for folder in folders if _may_be_in_checkout(folder))
+    tops = {top: None for folder in inside if (top := _git(folder, "rev-parse", "--show-toplevel"))}
     return [checkout for top in tops if (checkout := _checkout(top.rstrip("\n"), redaction, within))]
+
+
+def _may_be_in_checkout(folder: str) -> bool:
+    """Return False if no folder above has `.git`; this saves a process of git for each run of a pool."""
+    path = Path(folder).resolve()
+    return any(Path(each, ".git").exists() for each in (path, *path.parents))
 
 
 def _checkout(top: str, redaction: Redaction, within: str) -> dict[str, Any] | None:

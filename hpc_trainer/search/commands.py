@@ -227,8 +227,14 @@ _WATCH_S, _WATCH_SLURM_S = 1.0, 15.0
 # What plan shows.
 
 
-def full_runs(search: Search) -> float:
-    """Return the training of all trials in units of whole runs, if one of `search.eta` is promoted at each rung."""
+def full_runs(search: Search) -> float | None:
+    """Return the training of all trials in units of whole runs, if one of `search.eta` is promoted at each rung.
+
+    With `search.median` half of them continue at each rung. None if the last step of a program is not known.
+    """
+    if search.has_rungs and not search.num_steps:
+        return None
+    eta = 2 if search.settings.median else search.settings.eta
     ladders = brackets(search)
     counts = [0] * len(ladders)
     from hpc_trainer.search.next_run import bracket_of
@@ -240,7 +246,7 @@ def full_runs(search: Search) -> float:
         below, left = 0, float(count)
         for step in (*rungs, search.num_steps):
             total += left * (step - below) / max(1, search.num_steps)
-            below, left = step, left / search.settings.eta
+            below, left = step, left / eta
     return total
 
 
@@ -255,10 +261,13 @@ def plan_lines(defined: Defined) -> list[str]:
         *(f"  {dimension}" for dimension in search.space),
     ]
     if settings.rungs:
+        whole, steps = full_runs(search), ", ".join(map(str, settings.rungs))
+        rule = "the better half continues" if settings.median else f"one of {settings.eta} is promoted"
         lines.append(
-            f"Rungs at steps {', '.join(map(str, settings.rungs))} of {search.num_steps}: one of {settings.eta} is "
-            f"promoted, about {full_runs(search):.1f} whole runs of training in all."
-        )
+            f"Rungs at steps {steps}: {rule}." if whole is None
+            else f"Rungs at steps {steps} of {search.num_steps}: {rule}, about {whole:.1f} whole runs of training in "
+            "all."
+        )  # fmt: skip
     spec = search.bases[0].spec
     hours = max(base.spec.shape.gpu_hours for base in search.bases) * settings.trials
     lines.append(
@@ -329,7 +338,10 @@ def status_lines(status: SweepStatus) -> list[str]:
     settings = search.settings
     lines = [f"Search {settings.sampler.value}: {len(trials)} of {settings.trials} trials drawn."]
     if settings.rungs:
-        counts = [f"{count} of step {rung}" for rung, count in _survival(search, trials).items()]
+        counts = [
+            f"{count} of step {step}" if step else f"{count} complete"
+            for step, count in _survival(search, trials).items()
+        ]
         lines.append(f"Results at rungs: {', '.join(counts)}.")
     best = best_trial(search, trials)
     if best is not None:
@@ -351,7 +363,7 @@ def status_json_of_search(status: SweepStatus) -> dict[str, Any]:
         "search": {
             "sampler": search.settings.sampler.value, "metric": search.settings.metric,
             "trials": search.settings.trials, "drawn": len(trials),
-            "rungs": {str(rung): count for rung, count in _survival(search, trials).items()},
+            "rungs": {str(step or "end"): count for step, count in _survival(search, trials).items()},
             "best": None if best is None else {"run_id": best.run_id, "value": best.value, "trial": best.number},
             "stopped": _why_stopped(status.sweep, search, trials), "is_over": is_over(search, trials),
         }
@@ -364,7 +376,7 @@ def _why_stopped(sweep: SweepPaths, search: Search, trials: Sequence[Trial]) -> 
 
 
 def _survival(search: Search, trials: Sequence[Trial]) -> dict[int, int]:
-    """Return the number of results at each rung and at the end."""
+    """Return the number of results at each rung and at the end, which is step 0 if the last step is not known."""
     counts = {rung: sum(rung in trial.at_rungs for trial in trials) for rung in search.settings.rungs}
     return {**counts, search.num_steps: sum(trial.state is RunState.COMPLETED for trial in trials)}
 

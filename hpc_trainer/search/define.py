@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hpc_trainer.config.compose.overrides import override_value
 from hpc_trainer.config.compose.own_files import read_project
-from hpc_trainer.config.compose.search_axes import SearchAxis, split_axes
+from hpc_trainer.config.compose.search_axes import WHEN, SearchAxis, conditions_of, split_axes
 from hpc_trainer.config.load import PASSED_OVER
 from hpc_trainer.config.rules.data_rules import of_steps
 from hpc_trainer.config.schema.task import CustomTaskConfig
@@ -27,7 +27,17 @@ from hpc_trainer.record.spec import RunSpec, leaves
 from hpc_trainer.search.folder import Base, Search, base_of
 from hpc_trainer.search.next_run import check_packages
 from hpc_trainer.search.samplers import WITH_RUNGS
-from hpc_trainer.search.space import MOST_DIMENSIONS, Dimension, Params, difference, num_points, read_space
+from hpc_trainer.search.space import (
+    MOST_DIMENSIONS,
+    Dimension,
+    Params,
+    Value,
+    active,
+    difference,
+    every_point,
+    num_points,
+    read_space,
+)
 
 _MOST_BASES = 64
 _SMALLER_IS_BETTER = ("loss", "error", "perplexity", "mae", "mse", "rmse", "wer", "cer", "fid", "time_s")
@@ -59,12 +69,15 @@ def define(words: Sequence[str], *, config_dirs: Sequence[Path] = (), trust: Seq
             "a search needs an axis to draw values for, as 'optim.lr=tag(log,interval(1e-4,1e-1))', a list as "
             "model=mlp,cnn, or 'model.width=range(32,257,32)'."
         )
-    space = read_space(axes)
+    conditions = conditions_of(fixed)
+    space = read_space(axes, conditions)
     groups = {axis.key for axis in axes if axis.is_group}
     _refuse_keys(axes)
     grid = freeze_grid([*fixed, *_samples(space, groups)], config_dirs=config_dirs, trust=trust, is_search=True)
     bases = tuple(_bases(grid, fixed, space, groups))
     settings = _settled(bases[0].spec.typed(), bases)
+    if settings.when != conditions:
+        raise ConfigError(f"{WHEN} of a file is not read. Write it on the command line, where the axes are.")
     words_kept = tuple(word for word in fixed if not word.startswith("search."))
     search = Search(settings=settings, space=space, bases=bases, words=words_kept)
     _check(search, grid)
@@ -83,7 +96,14 @@ def _refuse_keys(axes: Iterable[SearchAxis]) -> None:
 
 
 def _samples(space: Sequence[Dimension], groups: set[str]) -> Iterator[str]:
-    """Yield overrides of a grid: all choices of groups, each with the first, middle and last values of all axes."""
+    """Yield overrides of a grid: all choices of groups, each with the first, middle and last values of all axes.
+
+    With conditions each choice is first composed without the axes that have one: trials in which they have no value
+    are made from that.
+    """
+    if any(dimension.when is not None for dimension in space):
+        yield f"sweep.blocks=[{','.join(_blocks(space, groups))}]"
+        return
     zipped: list[str] = []
     for dimension in space:
         if dimension.key in groups:
@@ -92,6 +112,30 @@ def _samples(space: Sequence[Dimension], groups: set[str]) -> Iterator[str]:
             zipped.append(f"{dimension.key}:[{','.join(map(override_value, dimension.ends))}]")
     if zipped:
         yield f"sweep.zip=[{{{','.join(zipped)}}}]"
+
+
+def _blocks(space: Sequence[Dimension], groups: set[str]) -> Iterator[str]:
+    """Yield items of `sweep.blocks` for a space with conditions."""
+    for choices in every_point([dimension for dimension in space if dimension.key in groups]):
+        of_groups = ",".join(f"{key}:[{choice}]" for key, choice in choices.items())
+        always = {dimension.key: dimension.ends[0] for dimension in space if dimension.when is None}
+        without = {dimension.key: None for dimension in space if _is_null_without(dimension)}
+        samples = [{**without, **always, **choices}, *(_sample_at(place, space, choices) for place in range(3))]
+        for sample in samples:
+            values = ",".join(f"{key}:[{override_value(value)}]" for key, value in sample.items() if key not in groups)
+            zipped = f",zip:[{{{values}}}]" if values else ""
+            yield f"{{axes:{{{of_groups}}}{zipped}}}"
+
+
+def _sample_at(place: int, space: Sequence[Dimension], choices: Params) -> dict[str, Value]:
+    """Return the first, middle or last values of the axes, without those whose conditions do not hold."""
+    sample = active(space, {each.key: choices.get(each.key, each.ends[place]) for each in space})
+    return {**{each.key: None for each in space if _is_null_without(each) and each.key not in sample}, **sample}
+
+
+def _is_null_without(dimension: Dimension) -> bool:
+    """Return True if a key is null in trials in which its axis has no value: `params` has no defaults."""
+    return dimension.when is not None and dimension.name.startswith("params.")
 
 
 def _bases(grid: Grid, fixed: Sequence[str], space: Sequence[Dimension], groups: set[str]) -> Iterator[Base]:
@@ -115,7 +159,7 @@ def _check_samples(base: Base, samples: Sequence[RunSpec], space: Sequence[Dimen
     made = Search(settings=SearchConfig(), space=tuple(space), bases=(base,), words=())
     digests = {spec.digest: spec for spec in samples}
     for place in range(3):
-        params: Params = {dimension.key: base.choices.get(dimension.key, dimension.ends[place]) for dimension in space}
+        params = active(space, {each.key: base.choices.get(each.key, each.ends[place]) for each in space})
         ours = made.spec_of(params, [])
         if ours.digest in digests:
             continue
@@ -134,14 +178,14 @@ def _settled(config: TrainConfig, bases: Sequence[Base]) -> SearchConfig:
     if settings.mode is None:
         is_min = any(name in settings.metric.lower() for name in _SMALLER_IS_BETTER)
         settings.mode = SearchMode.min if is_min else SearchMode.max
-    if settings.sampler in WITH_RUNGS and not settings.rungs:
+    if (settings.sampler in WITH_RUNGS or settings.median) and not settings.rungs:
         settings.rungs = _default_rungs(config, min(base.spec.num_steps for base in bases), settings.eta)
     return settings
 
 
 def _default_rungs(config: TrainConfig, num_steps: int, eta: int) -> list[int]:
     """Return num_steps / eta, num_steps / eta², ..., each a multiple of the steps between evaluations; ascending."""
-    every = max(1, config.train.eval_every_steps)
+    every = 1 if config.train.command is not None else max(1, config.train.eval_every_steps)
     rungs: list[int] = []
     step = num_steps // eta
     while step >= every:
@@ -175,6 +219,8 @@ def _problems(search: Search, config: TrainConfig) -> Iterator[str]:
         )
     if settings.sampler is Sampler.quasi_random and len(space) > MOST_DIMENSIONS:
         yield f"search=quasi_random takes at most {MOST_DIMENSIONS} axes, not {len(space)}. Use search=random."
+    if settings.sampler is Sampler.cma_es and all(dimension.choices for dimension in space):
+        yield "search=cma_es models numbers, and all axes are lists of values. Use search=tpe, or interval(LOW,HIGH)."
     is_min = any(name in settings.metric.lower() for name in _SMALLER_IS_BETTER)
     is_known = settings.metric in {*config.task.evaluated, "loss"}
     if is_known and is_min != (settings.mode is SearchMode.min):
@@ -188,7 +234,15 @@ def _problems(search: Search, config: TrainConfig) -> Iterator[str]:
         is_own = isinstance(config.task, CustomTaskConfig) and settings.metric.startswith("eval_")
         if settings.metric not in named and not is_own:
             yield f"search.metric={settings.metric} is no metric of these runs. {valid(settings.metric, named)}"
-    if settings.sampler in WITH_RUNGS:
+    # The schema's own rules on what goes with what do not hold for programs.
+    if settings.median and settings.sampler in WITH_RUNGS:
+        yield f"search.median=true: search={settings.sampler.value} has a rule of its own. Leave one of the two out."
+    if settings.rungs and not search.has_rungs:
+        yield (
+            f"search.rungs={settings.rungs}: no trial of search={settings.sampler.value} pauses. Use search=asha, or "
+            "add search.median=true."
+        )
+    if search.has_rungs:
         yield from _rung_problems(search, config)
 
 
@@ -196,11 +250,15 @@ def _rung_problems(search: Search, config: TrainConfig) -> Iterator[str]:
     settings, last = search.settings, search.num_steps
     every = config.train.eval_every_steps
     name = f"search.rungs={settings.rungs}".replace(" ", "")
-    if config.train.command is not None:
-        yield f"search={settings.sampler.value}: a program is not paused at rungs. Use search=random or tpe."
-        return
+    is_program = config.train.command is not None
     if any(dimension.key == "train.num_steps" for dimension in search.space):
         yield f"search={settings.sampler.value}: rungs are steps, so train.num_steps cannot be an axis. Give one value."
+    if not settings.rungs and is_program and last == 0:
+        yield (
+            f"search={settings.sampler.value}: the last step of a program is not known. Name the steps at which trials "
+            "pause, as the program logs them: search.rungs=[100,400]. Or pass {train.num_steps} on to the program."
+        )
+        return
     if not settings.rungs:
         yield (
             f"search={settings.sampler.value}: train.num_steps={last} leaves no step for a rung with search.eta="
@@ -211,13 +269,13 @@ def _rung_problems(search: Search, config: TrainConfig) -> Iterator[str]:
         right = sorted({rung for rung in settings.rungs if rung > 0})
         yield f"{name} must be different steps in ascending order. Use search.rungs={right}.".replace(", ", ",")
         return
-    beyond = [rung for rung in settings.rungs if rung >= last]
+    beyond = [rung for rung in settings.rungs if rung >= last > 0]
     if beyond:
         yield (
             f"{name}: a rung is before the last step, and train.num_steps={last}. Leave out "
             f"{', '.join(map(str, beyond))}."
         )
-    is_evaluated = settings.metric.startswith("eval_") and config.train.main is None
+    is_evaluated = settings.metric.startswith("eval_") and config.train.main is None and not is_program
     if is_evaluated and (every == 0 or any(rung % every for rung in settings.rungs)):
         step = settings.rungs[0]
         while any(rung % step for rung in settings.rungs):
@@ -233,7 +291,7 @@ def find_change(old: Search, new: Search) -> str | None:
         told.append(f"the space ({space})")
     before, now = ({field.name: getattr(search.settings, field.name) for field in dataclasses.fields(SearchConfig)}
                    for search in (old, new))  # fmt: skip
-    changed_keys = [key for key in before if key not in ("trials", "parallel") and before[key] != now[key]]
+    changed_keys = [key for key in before if key not in ("trials", "parallel", "when") and before[key] != now[key]]
     told += [f"search.{key} ({_shown(before[key])} before, {_shown(now[key])} now)" for key in changed_keys]
     if now["trials"] < before["trials"]:
         told.append(f"search.trials ({before['trials']} before, {now['trials']} now: it can only grow)")

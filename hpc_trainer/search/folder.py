@@ -25,10 +25,11 @@ from hpc_trainer.record.journal import Journal, read_result
 from hpc_trainer.record.layout import RunPaths, SweepPaths
 from hpc_trainer.record.metrics import read_metrics
 from hpc_trainer.record.reading import Faults, is_ours, look_anew, names_in, read_json, seal
-from hpc_trainer.record.rungs import promotions
+from hpc_trainer.record.rungs import pause_step
 from hpc_trainer.record.spec import RunSpec, drawn_names, read_drawn
 from hpc_trainer.record.states import CANCEL, DONE, RunState
 from hpc_trainer.search import space as spaces
+from hpc_trainer.search.samplers import WITH_RUNGS
 from hpc_trainer.search.space import Dimension, Params, Value, text_of
 
 _FORMAT = 1
@@ -68,8 +69,13 @@ class Search:
 
     @property
     def num_steps(self) -> int:
-        """Steps of a whole trial; the most of all bases."""
+        """Steps of a whole trial; the most of all bases. 0 for programs whose last step is not known."""
         return max(base.spec.num_steps for base in self.bases)
+
+    @property
+    def has_rungs(self) -> bool:
+        """True if trials pause at rungs."""
+        return self.settings.sampler in WITH_RUNGS or self.settings.median
 
     def spec_of(self, params: Params, rungs: Sequence[int]) -> RunSpec:
         """Return the frozen run of a trial: its base with the trial's values.
@@ -196,6 +202,8 @@ class Trial:
     """Names of the metrics that a complete or paused run has."""
     is_with_sweep: bool = False
     """True if the trial was cancelled together with its whole sweep."""
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    """State of the sampler after it drew the trial (`samplers.Draw`)."""
 
     @property
     def is_over(self) -> bool:
@@ -253,11 +261,9 @@ def read_trial(run: RunPaths, spec: RunSpec, more: Mapping[str, Any], metric: st
     faults = Faults()
     names = names_in(run.place) or ()
     rungs = tuple(more["rungs"])
-    lets = promotions(names)
-    until = max([rungs[0], *lets]) if rungs else None
     made = Trial(
         number=more["number"], run_id=spec.run_id, params=more["params"], rungs=rungs, state=RunState.RUNNING,
-        until=None if until is None or until >= spec.num_steps else until,
+        until=pause_step(rungs, names), attributes=more.get("attributes", {}),
     )  # fmt: skip
     if CANCEL in names and DONE not in names:
         with_sweep = (read_json(run.marker(CANCEL), faults) or {}).get("with_sweep") is True
@@ -285,14 +291,16 @@ def read_trial(run: RunPaths, spec: RunSpec, more: Mapping[str, Any], metric: st
 def _at_rungs(records: Sequence[Mapping[str, Any]], rungs: Sequence[int], metric: str) -> dict[int, float]:
     """Return the value of the metric at each rung: the newest one that was logged up to there and after the rung below.
 
-    A value that is not finite is NaN.
+    A program that logs at other steps is stopped at the first value beyond the rung, which then is that of the rung. A
+    value that is not finite is NaN.
     """
     values: dict[int, float] = {}
     below = 0
     for rung in rungs:
-        logged = [record[metric] for record in records if metric in record and below < record["step"] <= rung]
-        if logged and any(record["step"] >= rung for record in records):
-            values[rung] = _number(logged[-1])
+        logged = [record for record in records if metric in record and below < record["step"]]
+        here = [record for record in logged if record["step"] <= rung][-1:] or logged[:1]
+        if here and any(record["step"] >= rung for record in records):
+            values[rung] = _number(here[0][metric])
         below = rung
     return values
 

@@ -22,8 +22,8 @@ from hpc_trainer.record.rungs import promote
 from hpc_trainer.record.spec import RunSpec, claim_spec
 from hpc_trainer.record.states import RunState
 from hpc_trainer.search.folder import Search, Trial, Trials, value_for_sampler
-from hpc_trainer.search.samplers import OF_OPTUNA, WITH_RUNGS, Told, draw
-from hpc_trainer.search.space import Params, num_points
+from hpc_trainer.search.samplers import OF_OPTUNA, Draw, Told, draw
+from hpc_trainer.search.space import MOST_POINTS, every_point, num_points
 
 # A point that another trial has is drawn again this often; then a finite space is looked through.
 _TRIES = 16
@@ -117,20 +117,30 @@ _MOST_FAILED = 5
 
 def promotable(search: Search, known: Sequence[Trial]) -> tuple[Trial, int, int] | None:
     """Return the trial to promote, the step until which it trains then, and the number of results at its rung."""
-    if search.settings.sampler not in WITH_RUNGS:
+    if not search.has_rungs:
         return None
     ladders = dict.fromkeys(trial.rungs for trial in known)
     for rungs in ladders:
         of_ladder = [trial for trial in known if trial.rungs == rungs]
         for place in reversed(range(len(rungs))):
             rung = rungs[place]
-            above = rungs[place + 1] if place + 1 < len(rungs) else search.num_steps
+            above = rungs[place + 1] if place + 1 < len(rungs) else max(search.num_steps, rungs[-1] + 1)
             results = [trial for trial in of_ladder if rung in trial.at_rungs]
             best = sorted(results, key=lambda trial: _rank(trial, rung, is_max=search.is_max))
-            for trial in best[: len(results) // search.settings.eta]:
+            for trial in best[: _num_promoted(search, len(results))]:
                 if trial.state is RunState.PAUSED and trial.until == rung and math.isfinite(trial.at_rungs[rung]):
                     return trial, above, len(results)
     return None
+
+
+_MEDIAN_AFTER = 5
+
+
+def _num_promoted(search: Search, num_results: int) -> int:
+    """Return the number of the best trials at a rung that may continue."""
+    if not search.settings.median:
+        return num_results // search.settings.eta
+    return num_results if num_results <= _MEDIAN_AFTER else (num_results + 1) // 2
 
 
 def _rank(trial: Trial, rung: int, *, is_max: bool) -> tuple[float, int]:
@@ -145,7 +155,7 @@ def brackets(search: Search) -> list[tuple[int, ...]]:
     rungs = tuple(search.settings.rungs)
     if search.settings.sampler is Sampler.hyperband:
         return [rungs[begin:] for begin in range(len(rungs) + 1)]
-    return [rungs] if search.settings.sampler in WITH_RUNGS else [()]
+    return [rungs] if search.has_rungs else [()]
 
 
 def bracket_of(search: Search, number: int) -> tuple[int, ...]:
@@ -176,43 +186,28 @@ def new_trial(search: Search, known: Sequence[Trial]) -> tuple[RunSpec, dict[str
     rungs = bracket_of(search, number)
     told = told_of(search, known) if settings.sampler in OF_OPTUNA else [Told(params={})] * number
     taken = {trial.run_id for trial in known}
-    params: Params
     for tries in range(_TRIES):
-        params = draw(
+        drawn = draw(
             search.space, settings.sampler, told, seed=settings.seed, is_max=search.is_max, tries=tries
         )  # fmt: skip
+        spec = search.spec_of(drawn.params, rungs)
+        if spec.run_id not in taken:
+            return spec, _record(number, drawn, rungs, known, tries)
+    if (num_points(search.space) or math.inf) > MOST_POINTS:
+        return None
+    for params in every_point(search.space):
         spec = search.spec_of(params, rungs)
         if spec.run_id not in taken:
-            return spec, _record(number, params, rungs, known, tries)
-    for params in _every_point(search):
-        spec = search.spec_of(params, rungs)
-        if spec.run_id not in taken:
-            return spec, _record(number, params, rungs, known, _TRIES)
+            return spec, _record(number, Draw(params=params), rungs, known, _TRIES)
     return None
 
 
-_MOST_POINTS = 10_000
-
-
-def _every_point(search: Search) -> list[Params]:
-    """Return the points of a small finite space, in order; [] for any other space."""
-    points = num_points(search.space)
-    if points is None or points > _MOST_POINTS:
-        return []
-    made: list[dict[str, object]] = [{}]
-    for dimension in search.space:
-        count = dimension.count or 1
-        made = [
-            {**point, dimension.key: dimension.at((place + 0.5) / count)} for point in made for place in range(count)
-        ]
-    return made  # type: ignore[return-value]
-
-
-def _record(number: int, params: Params, rungs: Sequence[int], known: Sequence[Trial], tries: int) -> dict[str, object]:
+def _record(number: int, drawn: Draw, rungs: Sequence[int], known: Sequence[Trial], tries: int) -> dict[str, object]:
     return {
-        "number": number, "params": dict(params), "rungs": list(rungs), "tries": tries,
+        "number": number, "params": drawn.params, "rungs": list(rungs), "tries": tries,
         "known": [trial.number for trial in known if trial.is_over],
         "at_work": [trial.number for trial in known if not trial.is_over],
+        **({"attributes": drawn.attributes} if drawn.attributes else {}),
     }  # fmt: skip
 
 
@@ -222,7 +217,7 @@ def told_of(search: Search, known: Sequence[Trial]) -> list[Told]:
     return [
         Told(
             params=trial.params, value=value, at_rungs=_finite(trial.at_rungs),
-            has_failed=value is None and trial.is_over,
+            has_failed=value is None and trial.is_over, attributes=trial.attributes,
         )
         for trial, value in zip(known, values, strict=True)
     ]  # fmt: skip

@@ -15,20 +15,22 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hpc_trainer.config.schema.train import Sampler
 from hpc_trainer.errors import ConfigError, HpcTrainerError
-from hpc_trainer.search.space import Dimension, Params, Value, draw_quasi_random, draw_random
+from hpc_trainer.search.space import Dimension, Params, Value, draw_quasi_random, draw_random, is_active
 
-OF_OPTUNA = (Sampler.tpe, Sampler.gp, Sampler.asha_tpe)
+OF_OPTUNA = (Sampler.tpe, Sampler.gp, Sampler.cma_es, Sampler.asha_tpe)
 """Samplers that need Optuna."""
 WITH_RUNGS = (Sampler.asha, Sampler.hyperband, Sampler.asha_tpe)
 """Samplers whose trials pause at rungs."""
 _LEAST_VERSION = 4
-_NEEDS = {Sampler.gp: ("scipy", "torch")}
+_NEEDS = {Sampler.gp: ("scipy", "torch"), Sampler.cma_es: ("cmaes",)}
+_STATE_OF_CMA = "cma:optimizer"
+"""Attribute of a trial that holds the distribution of CMA-ES after an update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +43,22 @@ class Told:
     at_rungs: Params | dict[int, float] = field(default_factory=dict)
     """Step -> value of a trial that pauses or works beyond a rung."""
     has_failed: bool = False
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    """What the sampler kept with the trial when it drew the trial (`Draw.attributes`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """Values of one trial."""
+
+    params: dict[str, Value]
+    attributes: dict[str, Any] = field(default_factory=dict)
+    """State that the sampler needs for later draws, in values that JSON can hold; {} for most samplers."""
 
 
 def draw(
     space: Sequence[Dimension], sampler: Sampler, told: Sequence[Told], *, seed: int, is_max: bool, tries: int = 0
-) -> dict[str, Value]:
+) -> Draw:
     """Return the values of trial number `len(told)`.
 
     Args:
@@ -58,16 +71,17 @@ def draw(
     """
     number = len(told)
     if sampler is Sampler.quasi_random and not tries:
-        return draw_quasi_random(space, seed, number)
+        return Draw(params=draw_quasi_random(space, seed, number))
     if sampler not in OF_OPTUNA:
-        return draw_random(space, seed, number, tries)
-    params: dict[str, Value] = _in_child(lambda: _ask(space, sampler, told, seed_of_draw(seed, number, tries), is_max))
-    return params
+        return Draw(params=draw_random(space, seed, number, tries))
+    params, attributes = _in_child(lambda: _ask(space, sampler, told, seed_of_draw(seed, number, tries), is_max))
+    return Draw(params=params, attributes=attributes)
 
 
 def _ask(
     space: Sequence[Dimension], sampler: Sampler, told: Sequence[Told], seed: int, is_max: bool
-) -> dict[str, Value]:
+) -> tuple[dict[str, Value], dict[str, Any]]:
+    """Return the values that Optuna draws, and the attributes that its sampler gave the trial."""
     optuna = import_optuna(sampler)
     with _quiet(optuna):
         made = optuna_sampler(optuna, sampler, seed)
@@ -75,7 +89,64 @@ def _ask(
         distributions = {dimension.key: distribution(optuna, dimension) for dimension in space}
         for trial in told:
             study.add_trial(_frozen(optuna, trial, distributions))
-        return dict(study.ask(distributions).params)
+        asked = study.ask()
+        params: dict[str, Value] = {}
+        for dimension in space:
+            if is_active(dimension, params):
+                params[dimension.key] = _suggest(asked, dimension)
+        attributes = study.get_trials(deepcopy=False)[asked.number].system_attrs if sampler is Sampler.cma_es else {}
+        return params, dict(attributes)
+
+
+def _suggest(trial: Any, dimension: Dimension) -> Value:
+    """Return Optuna's value of one dimension of a trial."""
+    value: Value
+    if dimension.choices:
+        value = trial.suggest_categorical(dimension.key, dimension.choices)
+    elif dimension.is_whole:
+        low, high, step = int(dimension.low), int(dimension.high), int(dimension.step or 1)
+        value = trial.suggest_int(dimension.key, low, high, step=step, log=dimension.is_log)
+    else:
+        value = trial.suggest_float(
+            dimension.key, dimension.low, dimension.high, step=dimension.step, log=dimension.is_log
+        )  # fmt: skip
+    return value
+
+
+def _cma_es(optuna: Any, seed: int) -> Any:
+    """Return Optuna's CmaEsSampler, which keeps its distribution as numbers in attributes of trials.
+
+    Optuna keeps it as a pickle, and nothing that is loaded here may execute code.
+    """
+    import cmaes
+    import numpy
+
+    class CmaEs(optuna.samplers.CmaEsSampler):  # type: ignore[misc]
+        distribution: Any = None
+
+        def _init_optimizer(self, *args: Any, **more: Any) -> Any:
+            self.distribution = super()._init_optimizer(*args, **more)
+            return self.distribution
+
+        def _restore_optimizer(self, completed_trials: Sequence[Any], *args: Any, **more: Any) -> Any:
+            kept = (trial.system_attrs.get(_STATE_OF_CMA) for trial in reversed(completed_trials))
+            numbers = next((state for state in kept if state is not None), None)
+            if numbers is None:
+                return None
+            self.distribution = cmaes.CMA.__new__(cmaes.CMA)
+            self.distribution.__setstate__({
+                key: numpy.array(value, dtype=float) if isinstance(value, list) else value
+                for key, value in numbers.items()
+            })  # fmt: skip
+            return self.distribution
+
+        def _split_optimizer_str(self, *args: Any, **more: Any) -> dict[str, Any]:
+            state = self.distribution.__getstate__()
+            state["_funhist_values"] = numpy.zeros_like(state["_funhist_values"])  # never set, and no draw reads it
+            return {_STATE_OF_CMA: {key: getattr(value, "tolist", lambda value=value: value)()
+                                    for key, value in state.items()}}  # fmt: skip
+
+    return CmaEs(seed=seed)
 
 
 def _in_child(work: Callable[[], Any]) -> Any:
@@ -125,6 +196,8 @@ def optuna_sampler(optuna: Any, sampler: Sampler, seed: int) -> Any:
     """Return Optuna's sampler, with its defaults but for the seed and the constant liar of trials at work."""
     if sampler is Sampler.gp:
         return optuna.samplers.GPSampler(seed=seed)
+    if sampler is Sampler.cma_es:
+        return _cma_es(optuna, seed)
     return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
 
 
@@ -149,8 +222,9 @@ def _frozen(optuna: Any, told: Told, distributions: Any) -> Any:
         state = states.COMPLETE
     rungs = {} if state is states.COMPLETE else dict(told.at_rungs)
     return optuna.trial.create_trial(
-        state=state, params=dict(told.params), distributions=distributions,
+        state=state, params=dict(told.params), distributions={key: distributions[key] for key in told.params},
         value=told.value if state is states.COMPLETE else None, intermediate_values=rungs,
+        system_attrs=dict(told.attributes),
     )  # fmt: skip
 
 

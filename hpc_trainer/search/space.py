@@ -6,15 +6,17 @@ Draws without a model need nothing but this file: uniform ones, and those of a r
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpc_trainer.errors import ConfigError
+from hpc_trainer.errors import ConfigError, valid
 
-if TYPE_CHECKING:  # it imports Hydra, which `status` does without
+if TYPE_CHECKING:  # they import Hydra, which `status` does without
+    from hpc_trainer.config.compose.condition import Condition
     from hpc_trainer.config.compose.search_axes import SearchAxis
 
 Value = float | int | str | bool | None
@@ -35,6 +37,13 @@ class Dimension:
     is_whole: bool = False
     choices: tuple[Value, ...] = ()
     """Values of an axis without order; () for a range."""
+    when: str | None = None
+    """Condition on dimensions before this one, with which the dimension has a value; None: always."""
+
+    @property
+    def name(self) -> str:
+        """The key without the + that adds it."""
+        return self.key.lstrip("+")
 
     def at(self, place: float) -> Value:
         """Return the value at `place`, 0 ≤ place < 1, of the range or the list; equal parts have equal probability."""
@@ -70,11 +79,13 @@ class Dimension:
         return first, self.at(0.5), last
 
     def __str__(self) -> str:
+        when = "" if self.when is None else f" if {self.when}"
         if self.choices:
-            return f"{self.key}={','.join(map(text_of, self.choices))}"
+            return f"{self.key}={','.join(map(text_of, self.choices))}{when}"
         kind = "whole numbers, " if self.is_whole else ""
         step = f" in steps of {self.step:g}" if self.step is not None else ""
-        return f"{self.key} from {self.low:g} to {self.high:g} ({kind}{'log' if self.is_log else 'linear'}{step})"
+        scale = "log" if self.is_log else "linear"
+        return f"{self.key} from {self.low:g} to {self.high:g} ({kind}{scale}{step}){when}"
 
 
 def text_of(value: Value) -> str:
@@ -84,13 +95,78 @@ def text_of(value: Value) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def read_space(axes: Sequence[SearchAxis]) -> tuple[Dimension, ...]:
-    """Return the dimensions of the axes of a command.
+def read_space(axes: Sequence[SearchAxis], conditions: Sequence[str] = ()) -> tuple[Dimension, ...]:
+    """Return the dimensions of the axes of a command; an axis with a condition follows the axes that it reads.
+
+    Args:
+        axes: the axes.
+        conditions: `KEY if CONDITION` for axes that have a value in some trials only.
 
     Raises:
-        ConfigError: a range is empty, or a log axis is not above 0.
+        ConfigError: a range is empty, a log axis is not above 0, or a condition is wrong.
     """
-    return tuple(map(_dimension, axes))
+    return _with_conditions({axis.key.lstrip("+"): _dimension(axis) for axis in axes}, axes, conditions)
+
+
+def _with_conditions(
+    space: dict[str, Dimension], axes: Sequence[SearchAxis], conditions: Sequence[str]
+) -> tuple[Dimension, ...]:
+    reads: dict[str, frozenset[str]] = {}
+    groups = {axis.key for axis in axes if axis.is_group}
+    for line in conditions:
+        name, word, condition = line.partition(" if ")
+        name = name.strip()
+        rule = f"search.when={line!r}: a condition is written KEY if CONDITION, as \"optim.momentum if optim == 'sgd'\""
+        if not word:
+            raise ConfigError(f"{rule}.")
+        if name not in space:
+            raise ConfigError(f"{rule}, and {name} is no axis of this search. {valid(name, space)}")
+        if name in groups:
+            raise ConfigError(f"{rule}. {name} chooses files of a group, so each trial has a value of it.")
+        if name in reads:
+            raise ConfigError(f"{rule}, and {name} has two of them. Join the two by `and`.")
+        reads[name] = condition_of(condition.strip()).names
+        for other in reads[name]:
+            if other not in space:
+                raise ConfigError(f"{rule}, which reads axes of the search. {other} is none. {valid(other, space)}")
+        space[name] = dataclasses.replace(space[name], when=condition.strip())
+    made: dict[str, Dimension] = {}
+    while len(made) < len(space):
+        ready = [name for name in space if name not in made and reads.get(name, frozenset()) <= made.keys()]
+        if not ready:
+            waiting = ", ".join(name for name in space if name not in made)
+            raise ConfigError(f"search.when: the conditions of {waiting} read each other. Leave one of them out.")
+        made[ready[0]] = space[ready[0]]
+    return tuple(made.values())
+
+
+@functools.cache
+def condition_of(text: str) -> Condition:
+    """Return a condition from its text.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    from hpc_trainer.config.compose.condition import read_condition
+
+    return read_condition(text)
+
+
+def active(space: Sequence[Dimension], params: Params) -> dict[str, Value]:
+    """Return the values of the dimensions whose conditions hold; the others have no value."""
+    kept: dict[str, Value] = {}
+    for dimension in space:
+        if dimension.key in params and is_active(dimension, kept):
+            kept[dimension.key] = params[dimension.key]
+    return kept
+
+
+def is_active(dimension: Dimension, before: Params) -> bool:
+    """Return True if a dimension has a value in a trial, by the values of the dimensions before it."""
+    if dimension.when is None:
+        return True
+    values = {key.lstrip("+"): value for key, value in before.items()}
+    return condition_of(dimension.when).holds(values.get)
 
 
 def _dimension(axis: SearchAxis) -> Dimension:
@@ -132,9 +208,35 @@ def from_plain(plain: Sequence[Mapping[str, Any]]) -> tuple[Dimension, ...]:
 
 
 def num_points(space: Sequence[Dimension]) -> int | None:
-    """Return the number of points of a finite space; None if a dimension is continuous."""
+    """Return the number of points of a finite space; None if a dimension is continuous.
+
+    None too for a large space with conditions, whose points are not counted.
+    """
     counts = [dimension.count for dimension in space]
-    return None if None in counts else math.prod(count for count in counts if count is not None)
+    if None in counts:
+        return None
+    most = math.prod(count for count in counts if count is not None)
+    if all(dimension.when is None for dimension in space):
+        return most
+    return len(every_point(space)) if most <= MOST_POINTS else None
+
+
+MOST_POINTS = 10_000
+"""Largest number of points that are looked through for one that no trial has."""
+
+
+def every_point(space: Sequence[Dimension]) -> list[dict[str, Value]]:
+    """Return the points of a finite space, in order."""
+    made: list[dict[str, Value]] = [{}]
+    for dimension in space:
+        count = dimension.count or 1
+        values = [dimension.at((place + 0.5) / count) for place in range(count)]
+        made = [
+            {**point, dimension.key: value} if is_active(dimension, point) else point
+            for point in made
+            for value in (values if is_active(dimension, point) else values[:1])
+        ]
+    return made
 
 
 def difference(old: Sequence[Dimension], new: Sequence[Dimension]) -> str | None:
@@ -152,7 +254,7 @@ def difference(old: Sequence[Dimension], new: Sequence[Dimension]) -> str | None
 def draw_random(space: Sequence[Dimension], seed: int, number: int, tries: int = 0) -> dict[str, Value]:
     """Return uniform values for trial `number`; another draw of the same trial for other `tries`."""
     generator = random.Random(f"{seed}/{number}/{tries}")  # noqa: S311  (no secret)
-    return {dimension.key: dimension.at(generator.random()) for dimension in space}
+    return active(space, {dimension.key: dimension.at(generator.random()) for dimension in space})
 
 
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71)
@@ -167,10 +269,11 @@ def draw_quasi_random(space: Sequence[Dimension], seed: int, number: int) -> dic
     Each digit of the number, in the dimension's own prime base, is permuted at random (Owen 2017, "A randomized Halton
     algorithm in R", arXiv:1706.02808). The digits end where they no longer change a 64-bit number.
     """
-    return {
+    drawn = {
         dimension.key: dimension.at(_radical_inverse(number, base, f"{seed}/{place}"))
         for place, (dimension, base) in enumerate(zip(space, _PRIMES, strict=False))
     }
+    return active(space, drawn)
 
 
 def _radical_inverse(number: int, base: int, seed: str) -> float:

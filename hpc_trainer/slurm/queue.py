@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from hpc_trainer.errors import MissingCommandError, RefusedError, SlurmError, UnclearError
 from hpc_trainer.slurm.commands import run_slurm
 from hpc_trainer.slurm.jobs import parse_time
+from hpc_trainer.slurm.terms import PENDING
 
 # A header and a mark at the end of each row: without them an empty or truncated answer would look complete.
 _END = "|end"
@@ -176,9 +178,32 @@ class Allocation:
         return self.job_id, self.start_time
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobUse:
+    """What the accounting has of one start of a job, or of a job that waits; times in seconds since the epoch."""
+
+    job_id: str
+    user: str
+    account: str
+    submit_time: float
+    start_time: float
+    """0 if the job has not begun."""
+    elapsed_s: float
+    waited_s: float
+    """Seconds in the queue before this start, from when the job could have begun."""
+    limit_s: float
+    """Time limit; 0 if there is none."""
+    gpus: float
+    cores: float
+    is_newest: bool
+    """True for the newest start of the job."""
+
+
 _FIELDS = "JobID,State,ExitCode,NodeList,JobName,Comment,End"
 _TIMES = "JobID,Start,End,ElapsedRaw,State"
+_USES = "JobID,User,Account,Submit,Eligible,Start,ElapsedRaw,TimelimitRaw,AllocTRES,ReqTRES,State"
 _TIMEOUT_S = 30.0
+_LONG_TIMEOUT_S = 120.0  # for all jobs of all sweeps
 
 # Linux limits one argument of a command to 128 KiB; an id has some 15 characters.
 _IDS_A_CALL = 5_000
@@ -227,6 +252,38 @@ def ask_allocations(job_ids: Iterable[str], since: float) -> list[Allocation]:
     # -D: sacct also lists the starts before the newest one.
     answers = (_ask(_TIMES, ["-D", "-j", ids], since) for ids in _listed(job_ids))
     return [row for answer in answers if answer is not None for row in parse_allocations(answer)]
+
+
+def ask_uses(job_ids: Iterable[str], since: float) -> list[JobUse]:
+    """Return what each start of these jobs used; else like `read_accounting`."""
+    answers = (_ask(_USES, ["-D", "-j", ids], since, _LONG_TIMEOUT_S) for ids in _listed(job_ids))
+    return [use for answer in answers if answer is not None for use in parse_uses(answer, time.time())]
+
+
+def ask_left(account: str) -> dict[str, float]:
+    """Return the hours that an account has left, by `gpu` and `core`; only for those with a limit (`GrpTRESMins`).
+
+    Raises:
+        SlurmError: sshare did not answer, or its answer cannot be read.
+    """
+    answer = run_slurm(["sshare", "-p", "-A", account, "-o", _SHARES], timeout_s=_TIMEOUT_S)
+    rows = (row.split("|") for row in table_rows("sshare", answer, first="Account", num_columns=5, end="|"))
+    return left_of([row for row in rows if len(row) == 5 and row[0].strip() == account and not row[1].strip()])
+
+
+_SHARES = "Account,User,GrpTRESMins,GrpTRESRaw,TRESRunMins"
+
+
+def left_of(rows: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Return the hours left by `sshare`'s columns for an account as a whole: limit, used, running, in minutes."""
+    left: dict[str, float] = {}
+    for _, _, limits, used, running in rows:
+        columns = [_counts(text.strip()) for text in (limits, used, running)]
+        for index, (unit, tres) in enumerate((("gpu", "gres/gpu"), ("core", "cpu"))):
+            if f"{tres}=" in limits:
+                limit, spent, taken = (column[index] for column in columns)
+                left[unit] = min(left.get(unit, math.inf), max(0.0, limit - spent - taken) / 60)
+    return left
 
 
 def _listed(job_ids: Iterable[str]) -> Iterator[str]:
@@ -304,6 +361,49 @@ def parse_allocations(text: str) -> list[Allocation]:
                 )
             )  # fmt: skip
     return allocations
+
+
+def parse_uses(text: str, now: float) -> list[JobUse]:
+    """Parse the output of `sacct -p -X -D`; `now` ends the wait of a job that has not begun.
+
+    Elements of an array that have not begun share one row (`7_[0-4%2]`), which counts as one job.
+
+    Raises:
+        SlurmError: the text is not sacct's output, or is incomplete.
+    """
+    rows = []
+    for row in _rows(text, _USES):
+        parts = row.split("|")
+        if len(parts) != 11:
+            raise unreadable("sacct", row)
+        rows.append(parts)
+    newest = {parts[0]: index for index, parts in enumerate(rows)}  # sacct lists the starts of a job in order
+    return [_use(parts, now, is_newest=newest[parts[0]] == index) for index, parts in enumerate(rows)]
+
+
+def _use(parts: Sequence[str], now: float, *, is_newest: bool) -> JobUse:
+    job_id, user, account, submit, eligible, start, elapsed, limit, allocated, requested, state = parts
+    submit_time, start_time = _seconds(submit), _seconds(start)
+    ready = max(submit_time, _seconds(eligible))
+    begin = start_time or (now if _plain_state(state) == PENDING else ready)
+    gpus, cores = _counts(allocated or requested)
+    return JobUse(
+        job_id=job_id, user=user, account=account or "-", submit_time=submit_time, start_time=start_time,
+        elapsed_s=_seconds(elapsed), waited_s=max(0.0, begin - ready), limit_s=60 * _seconds(limit), gpus=gpus,
+        cores=cores, is_newest=is_newest,
+    )  # fmt: skip
+
+
+def _seconds(text: str) -> float:
+    return float(text) if text.isdecimal() else 0.0
+
+
+def _counts(tres: str) -> tuple[float, float]:
+    """Return the GPUs and the cores of a list of TRES: `billing=4,cpu=4,gres/gpu=2,gres/gpu:a100=2,node=1`."""
+    counts = {name: float(count) for name, _, count in (item.partition("=") for item in tres.split(","))
+              if count.isdecimal()}  # fmt: skip
+    typed = sum(count for name, count in counts.items() if name.startswith("gres/gpu:"))
+    return counts.get("gres/gpu", typed), counts.get("cpu", 0.0)
 
 
 def _rows(text: str, fields: str) -> list[str]:

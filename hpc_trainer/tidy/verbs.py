@@ -59,13 +59,9 @@ def note(
 
 def _sweep(runs_dir: Path | None, name: str) -> SweepPaths:
     """Return the sweep of this name. Raises RunStateError, with the nearest names, if there is none."""
-    from hpc_trainer.operate.find import configured_runs_dir, find_sweep
-    from hpc_trainer.record.status import read_status
+    from hpc_trainer.operate.find import configured_runs_dir, existing_sweep
 
-    sweep = find_sweep(configured_runs_dir(runs_dir), name)
-    if not sweep.exists:
-        read_status(sweep)
-    return sweep
+    return existing_sweep(configured_runs_dir(runs_dir), name)
 
 
 def _tell_labels(sweep: SweepPaths, labels: Labels, *, as_json: bool) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpc_trainer.config.schema.output import USUAL_METRICS, small_is_better
+from hpc_trainer.config.schema.output import USUAL_METRICS, is_best_small, kept_best
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.operate.show import SweepColumns
 from hpc_trainer.record.files import write_atomic
@@ -190,12 +190,12 @@ def best_of(specs: Mapping[str, RunSpec], folders: Mapping[str, Mapping[str, Any
     """
     values = {run_id: folders[run_id]["metrics"] for run_id in specs if run_id in folders}
     first = next((spec for spec in specs.values() if not spec.is_lost), None)
-    kept = None if first is None else first.config.get("checkpoint", {}).get("keep_best")
-    for metric in dict.fromkeys((kept, *USUAL_METRICS)):
+    kept = kept_best({} if first is None else first.config.get("checkpoint", {}))
+    for metric in dict.fromkeys((kept.keep_best, *USUAL_METRICS)):
         found = [(float(each[metric]), run_id) for run_id, each in values.items() if metric in each]
         numbers = [pair for pair in found if pair[0] == pair[0]]  # NaN is no best
         if metric is not None and numbers:
-            value, run_id = (min if small_is_better(metric) else max)(numbers)
+            value, run_id = (min if is_best_small(kept, metric) else max)(numbers)
             return metric, value, run_id
     return None
 

@@ -315,7 +315,7 @@ def _context(
 
 
 def _pause_step(config: TrainConfig, paths: RunPaths) -> int | None:
-    return pause_step(config.search.rungs, names_in(paths.folder) or (), config.train.num_steps)
+    return pause_step(config.search.rungs, names_in(paths.folder) or ())
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -171,18 +172,54 @@ def sampled(
         yield
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shared:
+    """Parts of the records that are the same for all runs whose processes one process forks."""
+
+    node: Mapping[str, Any]
+    packages: tuple[dict[str, str], dict[str, dict[str, Any]]]
+    digests: Mapping[str, str]
+    """Digest of each package whose code cannot change while the process lives: ours is imported, others are frozen."""
+    own_checkouts: Sequence[dict[str, Any]]
+    num_redacted: int
+
+
+_shared: _Shared | None = None
+
+
+def share_records(config: TrainConfig) -> None:
+    """Find out now what the records of all runs share that this process forks: it takes longer than a short run.
+
+    Args:
+        config: configuration of one of the runs.
+    """
+    global _shared
+    packages = packages_of(config)
+    redaction = Redaction.of_process()
+    is_frozen = _frozen() is not None
+    _shared = _Shared(
+        node=_fixed_facts(), packages=machine.packages(),
+        digests=code_digests(packages if is_frozen else [_OURS]),
+        own_checkouts=[] if is_frozen else _own_checkouts(places_of([_OURS]), redaction),
+        num_redacted=redaction.count,
+    )  # fmt: skip
+
+
+def _fixed_facts() -> dict[str, Any]:
+    return {"driver": machine.driver(), "memory_bytes": machine.memory_bytes(), "system": machine.system()}
+
+
 def node_facts(env: RankEnv) -> dict[str, Any]:
     """Return the facts that each node records about itself."""
     return {
-        "node": env.node, "node_rank": env.node_rank, "driver": machine.driver(), "devices": machine.devices(),
-        "cpu": machine.cpu(), "memory_bytes": machine.memory_bytes(), "system": machine.system(),
-        "libraries": machine.libraries(),
+        "node": env.node, "node_rank": env.node_rank, "devices": machine.devices(), "cpu": machine.cpu(),
+        "libraries": machine.libraries(), **(_fixed_facts() if _shared is None else _shared.node),
     }  # fmt: skip
 
 
 def _record(config: TrainConfig, paths: RunPaths, env: RankEnv, facts: Mapping[str, Any]) -> dict[str, Any]:
     redaction = Redaction.of_process()
-    versions, origins = machine.packages()
+    versions, origins = machine.packages() if _shared is None else _shared.packages
     record = {
         **node_facts(env),
         "hpc_trainer": __version__,
@@ -242,7 +279,8 @@ def _commands(paths: RunPaths, redaction: Redaction) -> dict[str, Any]:
 def _code(config: TrainConfig, paths: RunPaths, facts: Mapping[str, Any], redaction: Redaction) -> dict[str, Any]:
     """Return digests of packages, and the frozen code with its revision, or the checkouts if no code was frozen."""
     packages = packages_of(config)
-    digests = dict(facts.get("code") or code_digests(packages))
+    known = {} if _shared is None else _shared.digests
+    digests = dict(facts.get("code") or {name: known.get(name) or code_digests([name])[name] for name in packages})
     frozen = _frozen()
     if frozen is not None:
         revision = (read_json(SweepPaths(paths.folder.parent).sweep, Faults()) or {}).get("code") or {}
@@ -251,13 +289,21 @@ def _code(config: TrainConfig, paths: RunPaths, facts: Mapping[str, Any], redact
         revision_facts = {key: revision.get(key) if is_of_it else None for key in ("git_revision", "git_diff_sha256")}
         return {"frozen": frozen, **revision_facts, "packages": digests, "places": {}, "checkouts": []}
     places = places_of(packages)
-    ours = places.get(_OURS)
     folders = {place for name, place in places.items() if name != _OURS}
     folders |= {code_folder(config.train)} if config.train.command else set()
     checkouts = checkouts_of(sorted(folders), redaction)
-    if ours is not None:  # of our own checkout only the package: a run needs no tests or pages
-        checkouts += checkouts_of([ours], redaction, within=f":/{_OURS}")
+    if _shared is None:
+        checkouts += _own_checkouts(places, redaction)
+    else:
+        checkouts += _shared.own_checkouts
+        redaction.count += _shared.num_redacted
     return {"frozen": None, "packages": digests, "places": places, "checkouts": checkouts}
+
+
+def _own_checkouts(places: Mapping[str, str], redaction: Redaction) -> list[dict[str, Any]]:
+    """Return our own checkout, limited to the package: a run needs no tests or pages."""
+    ours = places.get(_OURS)
+    return [] if ours is None else checkouts_of([ours], redaction, within=f":/{_OURS}")
 
 
 def _frozen() -> str | None:

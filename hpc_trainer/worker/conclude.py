@@ -38,6 +38,7 @@ from hpc_trainer.errors import (
     SlurmError,
     StuckError,
 )
+from hpc_trainer.record.bad_nodes import keep_if_of_node
 from hpc_trainer.record.files import claim, to_json, write_atomic, write_json
 from hpc_trainer.record.journal import (
     MOVE_CAUSES,
@@ -398,9 +399,10 @@ def conclude_failure(stop: Stop, *, cause: str, error: Mapping[str, Any], is_fir
             _facts(stop), cause=cause, num_failures=_num_failures(stop), max_failures=stop.config.cluster.max_failures
         )
     record(made or failed)
+    if is_first:
+        keep_if_of_node(stop.paths, stop.attempt, error)
     if made is None and is_first:
-        if stop.env.launcher != POOL:  # the jobs of a pool take the runs in turn, and cannot be held
-            stop_the_line(stop.paths, stop.config.cluster.stop_after_alike, cause, error)
+        stop_the_line(stop.paths, stop.config.cluster.stop_after_alike, cause, error)
         tell_end(stop.config, stop.paths, failed.state, cause, error)
     if made is None or made.action is Action.none or not is_first:
         return

@@ -21,9 +21,10 @@ from hpc_trainer.record.journal import Attempt, Journal, newest_chain, own_frame
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.ledger import Kind
 from hpc_trainer.record.metrics import MetricsLog, NewLines, Told, newest_metrics_in
-from hpc_trainer.record.reading import Watch, names_in
+from hpc_trainer.record.reading import Faults, Watch, names_in, read_json
 from hpc_trainer.record.redaction import Redaction
-from hpc_trainer.record.states import CANCEL, POOL, RunState
+from hpc_trainer.record.rungs import pause_step
+from hpc_trainer.record.states import CANCEL, POOL, RUNG, RunState
 from hpc_trainer.runtime.pace import SaveTimer
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.spans import Spans
@@ -57,11 +58,28 @@ class Story:
         self._paths, self._attempt, self._world_size = paths, attempt, env.world_size
         self._lines = NewLines(paths.logged_metrics(attempt))
         self._metrics: dict[str, float] = {}
+        self._metric, self._scored_step = config.search.metric, -1
         self._log = MetricsLog(paths.metrics)
         self._signs = LifeSigns(
             paths=paths, env=env, attempt=attempt, num_steps=config.train.num_steps,
             every_s=config.monitor.heartbeat_every_s, saves=SaveTimer(), stop=stop, spent=lambda step: spent(),
         )  # fmt: skip
+
+    @property
+    def is_at_end(self) -> bool:
+        """True if the program has logged its last step."""
+        return self.step is not None and 0 < self._signs.num_steps <= self.step
+
+    def has_reached(self, rung: int, below: int) -> bool:
+        """Return True if the program has a value of the search's metric at a rung, and need not be waited for.
+
+        Args:
+            rung: the rung.
+            below: the rung below it; 0 for the first.
+        """
+        if self.step is None or self.step < rung:
+            return False
+        return self._scored_step >= rung or (self._scored_step > below and self.step > rung)
 
     def catch_up(self) -> None:
         """Take in the metrics that earlier attempts' programs logged, and that no worker lived to read.
@@ -112,6 +130,8 @@ class Story:
         if record.num_steps is not None:
             self._signs.num_steps = record.num_steps
         if record.metrics:
+            if self._metric in record.metrics:
+                self._scored_step = record.step
             self._metrics |= record.metrics
             self._signs.show(record.metrics)
             self._log.append(record.step, {**record.metrics, "time": time.time()}, sync=False)
@@ -138,6 +158,8 @@ _LEFT_BEHIND_S = 5.0
 # Seconds for a program that ignores the signal, outside Slurm: Slurm has its KillWait for that, 30 s by default.
 _DEAF_S = 30.0
 _LAST_LINES, _LAST_BYTES = 25, 8_000
+# Seconds for a program to save at a rung. Nothing else ends it then, and a large checkpoint takes minutes.
+_DEAF_AT_RUNG_S = 900.0
 _STOPS = (*STOP_SIGNALS, signal.SIGINT)
 _STARTS = "the program starts in "
 """Beginning of the log line before the program's output."""
@@ -202,6 +224,9 @@ class _Rank:
         self._program: Program | None = None
         self._look_s = max(_LOOK_S, _LOOK_PER_RANK_S * env.world_size)
         self._looked, self._has_stopped = 0.0, False
+        rungs = config.search.rungs
+        self._rung = pause_step(rungs, names_in(paths.folder) or ()) if env.rank == 0 else None
+        self._rung_below = max((rung for rung in rungs if self._rung is not None and rung < self._rung), default=0)
         self._is_cancelled = Watch(paths.marker(CANCEL), _CANCEL_LOOK_S)
         # Slurm ends the program of its own ranks, and of a slot, after KillWait.
         self._has_no_kill = env.launcher not in ("slurm", *([POOL] if env.job_id[:1].isdecimal() else []))
@@ -253,13 +278,43 @@ class _Rank:
         if code == ExitCode.REQUEUED and not self._stop.is_set:
             self._stop.request(ASKED)
             self._tell_stop()
-        if self._must_stop():
+        if self._must_stop() and not self._has_ended_at_rung(code):
             print(f"the program ended with {_ending(code)} after {self._stop.signal_name}: it goes on later.")
-            return conclude_start(self.as_stop)
+            return self._pause() if self._is_pausing else conclude_start(self.as_stop)
         if code != 0:
             self._fail(code)
             return ExitCode.FAILED
         return self._finish()
+
+    @property
+    def _is_pausing(self) -> bool:
+        """True if the program is stopped because its trial pauses at a rung."""
+        return self._stop.signal_name == RUNG
+
+    def _is_at_rung(self) -> bool:
+        """Return True if the program has a value at the rung at which its trial pauses."""
+        if self._rung is None or self._story is None:
+            return False
+        return self._story.has_reached(self._rung, self._rung_below)
+
+    def _has_ended_at_rung(self, code: int | None) -> bool:
+        """Return True if the program did its last step before the stop signal of a rung reached it."""
+        is_at_end = self._story is not None and self._story.is_at_end and self._env.world_size == 1
+        return self._is_pausing and code == 0 and is_at_end
+
+    def _pause(self) -> int:
+        """Record that the run pauses at its rung, until the search promotes it."""
+        if self._story is None:
+            conclude_start(self.as_stop)  # it waits for the record of rank 0
+            return ExitCode.OK
+        if not names_in(self._paths.own_checkpoints):
+            print("Note: nothing is in {run.checkpoints}: a promoted program begins at its first step.")
+        self.as_stop.tell_spent()
+        Journal(self._paths).end(
+            self._attempt, state=RunState.PAUSED, cause=RUNG, step=self._step, saved_step=self._step
+        )
+        end_well(self._paths, self._config.cluster.stop_after_alike)
+        return ExitCode.OK
 
     @staticmethod
     def _shown(arguments: Sequence[str]) -> str:
@@ -272,14 +327,20 @@ class _Rank:
         left_time: float | None = None
         while program.is_alive():
             now = time.monotonic()
+            if self._is_at_rung() and not self._stop.is_set:
+                self._stop.request(RUNG)
             if self._must_stop():
                 if told_time is None:
                     told_time = now
                     self._tell_stop()
                     print(f"{self._stop.signal_name}: the program gets SIG{self._config.train.command_signal.value}.")
                     program.send(getattr(signal, f"SIG{self._config.train.command_signal.value}"))
-                self._late.look(float("inf"))
-                if self._has_no_kill and now - told_time > _DEAF_S:
+                if self._is_pausing:
+                    most_s = _DEAF_AT_RUNG_S
+                else:
+                    self._late.look(float("inf"))
+                    most_s = _DEAF_S if self._has_no_kill else float("inf")
+                if now - told_time > most_s:
                     program.send(signal.SIGKILL)
             elif program.code is not None:
                 left_time = left_time or now
@@ -354,7 +415,8 @@ class _Rank:
             if self._is_cancelled.has_come():
                 self._stop.request("CANCEL marker")
             elif self._paths.program_stop(self._attempt).name in present:
-                self._stop.request("another rank")
+                told = read_json(self._paths.program_stop(self._attempt), Faults()) or {}
+                self._stop.request(RUNG if told.get("why") == RUNG else "another rank")
         return self._stop.is_set
 
     def _tell_stop(self) -> None:

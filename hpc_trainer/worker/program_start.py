@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import itertools
 import json
 import os
+import select
 import shlex
 import signal
 import socket
@@ -39,6 +41,7 @@ from hpc_trainer.record.chain import read_decision
 from hpc_trainer.record.files import write_json
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.metrics import VARIABLE
+from hpc_trainer.record.processes import open_pidfd
 from hpc_trainer.record.reading import look_anew, names_in, read_json
 from hpc_trainer.runtime.rank_env import TORCHRUN_NAMES, RankEnv
 from hpc_trainer.runtime.start import FROZEN_CODE
@@ -73,7 +76,7 @@ def words_of(
     Args:
         holding: files of `{run.resume[FILE]:..}` that are not empty.
     """
-    value_of = values_of(to_plain(config), _places(paths))
+    value_of = _value_of(config, paths)
     raw = shlex.split(resumed(config.train.command or "", lambda name: name in holding))
     scripts, text = set(script_files(raw)), place_of_text(raw)
     code = _Code(config.train, json.loads(environ.get(FROZEN_CODE, "{}")))
@@ -98,14 +101,24 @@ def _places(paths: RunPaths) -> dict[str, str]:
     }  # fmt: skip
 
 
+def _value_of(config: TrainConfig, paths: RunPaths) -> Callable[[str], str]:
+    """Return a function that maps a placeholder to its value.
+
+    The configuration is made plain only for a placeholder that needs it: that is a tenth of the start of a program.
+    """
+    places = _places(paths)
+    plain = functools.cache(lambda: to_plain(config))
+    return lambda name: values_of({} if name in places else plain(), places)(name)
+
+
 def folder_of(config: TrainConfig, paths: RunPaths) -> str:
     """Return the folder that the program starts in, with its placeholders filled in."""
-    return fill(config.train.command_dir or os.curdir, values_of(to_plain(config), _places(paths)))
+    return fill(config.train.command_dir or os.curdir, _value_of(config, paths))
 
 
 def files_that_hold(config: TrainConfig, paths: RunPaths) -> frozenset[str]:
     """Return the files of `{run.resume..}` in the command that are not empty; a folder counts if it has a file."""
-    value_of = values_of(to_plain(config), _places(paths))
+    value_of = _value_of(config, paths)
     return frozenset(
         name for name in resume_files(config.train.command or "")
         if _holds_something(paths.own_checkpoints if name == OWN_CHECKPOINTS else paths.output / fill(name, value_of))
@@ -362,6 +375,8 @@ class Program:
             raise ConfigError(
                 f"train.command: {arguments[0]} cannot be started in {folder}: {why}. {advice}"
             ) from error
+        # subprocess itself looks again and again, up to 50 ms after the end.
+        self._pidfd = open_pidfd(self._process.pid)
 
     @property
     def code(self) -> int | None:
@@ -373,6 +388,11 @@ class Program:
         if self.code is not None:
             if self.is_alive():
                 time.sleep(most_s)
+            return
+        if self._pidfd >= 0:
+            ended = select.poll()
+            ended.register(self._pidfd, select.POLLIN)
+            ended.poll(1000 * most_s)
             return
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(most_s)

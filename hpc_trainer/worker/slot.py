@@ -19,29 +19,30 @@ import os
 import select
 import signal
 import socket
-import statistics
 import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar, Protocol
 
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ExitCode, RunStateError, SlurmError
-from hpc_trainer.record.files import set_umask
+from hpc_trainer.record.files import age_on_server_s, set_umask
 from hpc_trainer.record.journal import Attempt, Journal
 from hpc_trainer.record.last_words import NOT_STARTED
 from hpc_trainer.record.layout import RunPaths, SweepPaths
-from hpc_trainer.record.processes import is_alive, process_name
+from hpc_trainer.record.processes import is_alive, open_pidfd, process_name
 from hpc_trainer.record.reading import is_storage_error, is_there, look_anew, names_in
 from hpc_trainer.record.spec import RunSpec, read_specs
-from hpc_trainer.record.states import CANCEL, DONE, POOL, RunState
+from hpc_trainer.record.states import CANCEL, DONE, HOLD, POOL, RunState
 from hpc_trainer.record.submissions import Submission, read_submissions
 from hpc_trainer.record.turns import (
     Holder,
     Turn,
+    TurnEnd,
     Turns,
     pool_job,
     read_turn,
@@ -61,6 +62,10 @@ _PR_SET_PDEATHSIG = 1  # prctl(2)
 # Seconds between looks for runs that other slots gave back, while a place of this slot is free and another works.
 _AGAIN_S, _LONGEST_AGAIN_S = 30.0, 600.0
 _IDLE_S = 5.0
+# Seconds without a change of a run's heartbeat after which a slot that has other work asks Slurm for the run's slot.
+_SILENT_S = 120.0
+# A slot may begin so many seconds before the record of its pool is written for the last time.
+_CONFIRMED_S = 120.0
 # Longest wait for the end of a process before the stop flag is looked at again.
 _WAIT_S = 1.0
 # Seconds that a run must have besides the stop's lead, if no duration is known: a start of Python and torch.
@@ -95,14 +100,22 @@ class RunSource(Protocol):
 
 
 class ListedRuns:
-    """Runs that the pool's submission lists, in its order; then those that were given back or that a dead slot left."""
+    """Runs that the pool's submission lists, in its order; then those that were given back or that a dead slot left.
 
-    def __init__(self, sweep: SweepPaths, pool: Submission, specs: dict[str, RunSpec]) -> None:
+    Of N slots each begins with every N-th run, so that slots seldom reach for the same one: each time they do, a folder
+    with a name for each run that was taken has to be listed.
+    """
+
+    def __init__(self, sweep: SweepPaths, pool: Submission, specs: dict[str, RunSpec], element: int = 0) -> None:
         self._sweep, self._pool = sweep, pool
         self._specs = {run_id: specs[run_id] for run_id in pool.run_ids if run_id in specs}
         if not self._specs:
             raise RunStateError(f"{sweep.specs} holds none of the {len(pool.run_ids)} runs of this pool.")
-        self._fresh = list(reversed(self._specs))
+        run_ids, slots = list(self._specs), max(1, pool.slots)
+        # Of another slot's share the last run first: the other slot gets there last.
+        others = [run_id for step in range(1, slots) for run_id in reversed(run_ids[(element + step) % slots :: slots])]
+        self._fresh = [*run_ids[element % slots :: slots], *others][::-1]
+        self._num_others = len(others)
         self._order: dict[str, int] = {}
 
     @property
@@ -113,13 +126,15 @@ class ListedRuns:
     def next_run(self, turns: Turns, place: int) -> tuple[RunSpec, Turn] | None:
         """Claim the first run that nobody has taken yet, or else one that was given back or left."""
         while self._fresh:
+            if len(self._fresh) == self._num_others:
+                turns.look()
             run_id = self._fresh.pop()
-            if run_id in turns.newest:
+            if run_id in turns.newest or is_held(self._sweep, run_id):
                 continue
             turn = turns.take(run_id, place)
             if turn is not None:
                 return self._specs[run_id], turn
-            turns.look()  # others are ahead of us in the list
+            turns.look()  # another slot is ahead of this one
         turns.look()
         self._order = {each.uuid: number for number, each in enumerate(read_submissions(self._sweep))}
         queue = Queue()
@@ -133,16 +148,41 @@ class ListedRuns:
     def _may_take(self, run_id: str, turns: Turns, queue: Queue) -> bool:
         number = turns.newest.get(run_id)
         if number is None:
-            return True
+            return not is_held(self._sweep, run_id)
         end = turns.end_of(run_id)
         if end is not None:
-            return not self._is_later(end.uuid) and not (end.is_final and end.uuid == self._pool.uuid)
+            return self._is_given_back(end) and not is_held(self._sweep, run_id)
         turn = read_turn(self._sweep, run_id, number, turns.faults)
-        if turn is None or turns.holder is None or self._is_later(turn.holder.uuid):
+        if turn is None:
+            return self._is_older(turns.path(run_id)) and not is_held(self._sweep, run_id)
+        if turns.holder is None or self._is_later(turn.holder.uuid) or is_held(self._sweep, run_id):
+            return False
+        is_on_slurm = turn.holder.job_id[:1].isdecimal() and turn.holder.slot != turns.holder.slot
+        if is_on_slurm and turns.has_own and turns.shows_life(run_id, self._silent_s):
             return False
         if not _is_left(self._sweep, turn, turns.holder, queue):
             return False
         return not _settle(self._sweep, turn, turns)
+
+    @property
+    def _silent_s(self) -> float:
+        every_s: float = self.template.config["monitor"]["heartbeat_every_s"]
+        return max(_SILENT_S, 10 * every_s)
+
+    def _is_older(self, path: Path) -> bool:
+        """Return True if a claim that cannot be read is older than this pool, by the clock of the file server.
+
+        `submit` lists only runs that no slot has: a slot of an earlier pool, which is gone, made the claim.
+        """
+        own = self._sweep.intents / f"{self._pool.uuid}.json"
+        try:
+            return age_on_server_s(path) > age_on_server_s(own) + _CONFIRMED_S
+        except OSError:
+            return False
+
+    def _is_given_back(self, end: TurnEnd) -> bool:
+        """Return True if the run may go on in this pool after this end."""
+        return not self._is_later(end.uuid) and not (end.is_final and end.uuid == self._pool.uuid)
 
     def _is_later(self, uuid: str) -> bool:
         """Return True for a submission after this pool's, or one that is not known: the run is its."""
@@ -158,12 +198,17 @@ class ListedRuns:
 
     def _is_open(self, run_id: str, turns: Turns) -> bool:
         if run_id not in turns.newest:
-            return True
+            return not is_held(self._sweep, run_id)
         end = turns.end_of(run_id)
         if end is not None:
-            return not self._is_later(end.uuid) and not (end.is_final and end.uuid == self._pool.uuid)
+            return self._is_given_back(end) and not is_held(self._sweep, run_id)
         turn = read_turn(self._sweep, run_id, turns.newest[run_id], turns.faults)
         return turn is not None and turns.holder is not None and turn.holder.slot == turns.holder.slot
+
+
+def is_held(sweep: SweepPaths, run_id: str) -> bool:
+    """Return True if a hold keeps this run from starting; that of the whole sweep is looked at by `Slot`."""
+    return is_there(sweep.run(run_id).marker(HOLD))
 
 
 class Queue:
@@ -239,8 +284,8 @@ def _attempt_of(paths: RunPaths, turn: Turn) -> Attempt | None:
     return next((each for each in Journal(paths).read() if (each.job_id, each.restart_count) == key), None)
 
 
-def source_of(sweep: SweepPaths, pool: Submission) -> RunSource:
-    """Return where the pool's runs come from: what a domain contributes (hook `run_sources`), or the listed runs."""
+def source_of(sweep: SweepPaths, pool: Submission, element: int) -> RunSource:
+    """Return where a slot's runs come from: what a domain contributes (hook `run_sources`), or the listed runs."""
     specs = read_specs(sweep)
     if pool.source is not None:
         for make in contributions("run_sources"):
@@ -248,7 +293,7 @@ def source_of(sweep: SweepPaths, pool: Submission) -> RunSource:
             if source is not None:
                 return source
         raise RunStateError(f"{sweep.folder}: the pool's runs come from {pool.source!r}, which is not installed here.")
-    return ListedRuns(sweep, pool, specs)
+    return ListedRuns(sweep, pool, specs, element)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -281,7 +326,7 @@ class Slot:
         self, sweep: SweepPaths, pool: Submission, element: int, env: RankEnv, stop: StopFlag, run_turn: RunTurn
     ) -> None:
         self._sweep, self._stop, self._run_turn = sweep, stop, run_turn
-        self._source = source_of(sweep, pool)
+        self._source = source_of(sweep, pool, element)
         self._config: TrainConfig = self._source.template.typed()
         set_umask(self._config.paths.group_readable)
         holder = Holder(
@@ -311,20 +356,23 @@ class Slot:
             busy = [place for place in self._places if place.turn is not None]
             if busy:
                 self._wait(busy)
-            elif self._must_leave() or self._source.is_empty(self._turns):
+            elif self._must_leave() or self._is_held() or self._source.is_empty(self._turns):
                 break
             else:
                 time.sleep(_IDLE_S)  # the source waits for what other slots find out
         return self._leave()
 
     def _preload(self) -> None:
-        """Import what every run needs before the first fork, so that no run pays for it."""
+        """Import and find out what every run needs before the first fork, so that no run pays for it."""
         import psutil  # noqa: F401
 
         import hpc_trainer.worker.program
+        from hpc_trainer.worker.begin import share_records
 
         codecs.lookup("idna")  # for the first socket
-        contributions("samplers")
+        for hook in ("samplers", "ends"):
+            contributions(hook)
+        share_records(self._config)
         if self._config.train.command is None:
             import hpc_trainer.worker.attempt  # noqa: F401  (with torch, which no process here has used yet)
         gc.collect()
@@ -336,6 +384,8 @@ class Slot:
         is_busy = len(free) < len(self._places)
         if not free or (is_busy and time.monotonic() - self._looked < self._again_s):
             return
+        if self._is_held():
+            return
         for place in free:
             if self._must_leave():
                 return
@@ -346,6 +396,10 @@ class Slot:
                 return
             place.spec, place.turn = found
             self._start(place)
+
+    def _is_held(self) -> bool:
+        """Return True if the sweep is held: the slot takes no run, and ends once those that it has are done."""
+        return is_there(self._sweep.hold, parents=0)
 
     def _must_leave(self) -> bool:
         if not self._stop.is_set and is_there(self._paths.marker(CANCEL)):
@@ -362,8 +416,7 @@ class Slot:
         if end_time is None:
             return True
         least_s = _START_PROGRAM_S if self._config.train.command is not None else _START_S
-        known = self._turns.seconds_of_whole_runs()
-        whole_s = statistics.median(known) if known else 0.0
+        whole_s = self._turns.median_s or 0.0
         if whole_s < 60 * shape.time_limit_min - shape.signal_lead_s - least_s:
             least_s = max(least_s, whole_s)
         return end_time - time.time() - shape.signal_lead_s >= least_s
@@ -376,7 +429,7 @@ class Slot:
         sys.stderr.flush()
         for rank in range(place.spec.shape.world_size):
             pid = _fork(functools.partial(self._run_rank, place, rank))
-            place.ranks[pid] = _pidfd(pid)
+            place.ranks[pid] = open_pidfd(pid)
 
     def _run_rank(self, place: _Place, rank: int) -> int:
         """Run one rank in its new process, and return its exit code."""
@@ -447,8 +500,11 @@ class Slot:
     def _leave(self) -> int:
         """Record the slot's end; bring its job back if the pool has runs for it."""
         self._turns.look()
-        if self._source.is_empty(self._turns):
-            Journal(self._paths).end(self._attempt, state=RunState.COMPLETED, cause="done")
+        is_held = self._is_held()
+        if is_held or self._source.is_empty(self._turns):
+            if is_held:
+                print(f"{self._sweep.name} is held: this slot ends.", flush=True)
+            Journal(self._paths).end(self._attempt, state=RunState.COMPLETED, cause="held" if is_held else "done")
             return ExitCode.OK
         self._stop.request(DEADLINE)  # unless a signal came: the time left is too short
         ended = Stop(
@@ -474,13 +530,6 @@ def _fork(work: Callable[[], int]) -> int:
                 sys.stdout.flush()
                 sys.stderr.flush()
             os._exit(int(code))
-
-
-def _pidfd(pid: int) -> int:
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):  # Linux before 5.3
-        return -1
 
 
 def _places(count: int, spec: RunSpec, element: int, env: RankEnv) -> list[_Place]:
@@ -515,6 +564,8 @@ def _state_after(paths: RunPaths, turn: Turn, place: _Place, env: RankEnv) -> Ru
         return RunState.PREEMPTED  # it saved, and had no room to record its end
     journal = Journal(paths)
     code = min(place.codes, default=0)
+    if attempt is None and code == ExitCode.OK and HOLD in names:
+        return RunState.HELD  # the hold came after the claim
     if attempt is not None:
         message = "the ranks ended without a word: killed, or out of memory?"
         journal.end(attempt.attempt, state=RunState.FAILED, cause="killed", error={"message": message})

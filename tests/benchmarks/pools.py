@@ -1,6 +1,6 @@
 """Pools: what a run costs beyond its program, and runs a minute beside a job for each run on the same Slurm.
 
-python -m tests.benchmarks.pools [RUNS]            through 8 slots on this machine
+python -m tests.benchmarks.pools [RUNS [SECONDS]]  through 8 slots on this machine; each run sleeps for SECONDS
 python -m tests.benchmarks.pools --slurm [RUNS]    a pool of 4 slots, and a job for each run, on the test Slurm
 """
 
@@ -36,20 +36,21 @@ def _cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _bare_s(count: int) -> float:
+def _bare_s(program: str, count: int) -> float:
     """Return the processor seconds of a start of the program alone."""
     begin = _cpu_s()
     for _ in range(count):
-        subprocess.run([_PROGRAM], check=True)
+        subprocess.run(program.split(), check=True)
     return (_cpu_s() - begin) / count
 
 
-def run(runs: int = RUNS) -> None:
-    """Print a row: `runs` of a trivial program through 8 slots of this machine."""
+def run(runs: int = RUNS, seconds: int = 0) -> None:
+    """Print a table: `runs` of a program that does nothing for `seconds`, through 8 slots of this machine."""
+    program = f"/bin/sleep {seconds}" if seconds else _PROGRAM
     with tempfile.TemporaryDirectory() as folder:
         words = [
-            f"seed=range({runs})", "cluster=local", f"train.command={_PROGRAM}", f"paths.runs_dir={folder}",
-            "sweep_name=pool", "snapshot=off",
+            f"seed=range({runs})", "cluster=local", f"train.command='{program}'", f"paths.runs_dir={folder}",
+            "sweep_name=pool", "snapshot=off", f"train.command_dir={folder}",
         ]  # fmt: skip
         with contextlib.redirect_stdout(io.StringIO()):
             grid = freeze_grid(words)
@@ -61,19 +62,21 @@ def run(runs: int = RUNS) -> None:
             per_node=1,
         )  # fmt: skip
         write_confirmation(paths, intent, "benchmark:1:1.0")
-        bare_s, before, begin = _bare_s(50), _cpu_s(), time.monotonic()
+        bare_s, before, begin = _bare_s(program, 5 if seconds else 50), _cpu_s(), time.monotonic()
         words = ["-m", "hpc_trainer.worker", "--sweep-dir", str(paths.folder), "--pool", intent.uuid]
         load = psutil.getloadavg()[0]
         subprocess.run([sys.executable, *words, "--slots", str(SLOTS)], check=True, stdout=subprocess.DEVNULL)
         wall_s, cpu_s = time.monotonic() - begin, (_cpu_s() - before) / runs
         done = sum(path.exists() for path in (paths.run(spec.run_id).marker(DONE) for spec in grid.specs))
         lines = [line for path in paths.folder.glob("slot-*/ends.jsonl") for line in path.read_text().splitlines()]
-        seconds = [json.loads(line)["seconds"] for line in lines]
-    print(f"pool: {done} of {runs} runs of `{_PROGRAM}` through {SLOTS} slots, load {load:.1f} before the start")
+        took_s = [json.loads(line)["seconds"] for line in lines]
+    loads = f"load {load:.1f} before the start, {psutil.getloadavg()[0]:.1f} at the end"
+    print(f"pool: {done} of {runs} runs of `{program}` through {SLOTS} slots, {loads}")
     print("| | a run |\n|---|---|")
     print(f"| processor time beyond the program | {cpu_s - bare_s:.3f} s |")
     print(f"| processor time of the program | {bare_s:.4f} s |")
-    print(f"| from claim to end, median | {statistics.median(seconds):.2f} s |")
+    print(f"| from claim to end, median | {statistics.median(took_s):.2f} s |")
+    print(f"| wall clock of a slot beyond the program | {SLOTS * wall_s / runs - seconds:.2f} s |")
     print(f"| wall clock of all slots together | {wall_s / runs:.3f} s, {60 * runs / wall_s:.0f} runs a minute |")
 
 

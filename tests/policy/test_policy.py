@@ -203,10 +203,7 @@ def _messages(tree: ast.Module) -> Iterator[str]:
 
 def test_commands_in_messages_are_complete() -> None:
     found = [
-        f"{_name(path)}: {text}"
-        for path in MODULES
-        for text in _messages(ast.parse(path.read_text(encoding="utf-8")))
-        if _PLACEHOLDER.search(text)
+        f"{_name(path)}: {text}" for path in MODULES for text in _messages(_tree(path)) if _PLACEHOLDER.search(text)
     ]
     assert found == [], "name the run, the sweep or the value that is meant"
 

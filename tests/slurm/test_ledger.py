@@ -101,6 +101,16 @@ def test_every_second_of_three_preemptions_is_in_one_class(slurm: SlurmCluster, 
     # The pace of the scene is in its batches.
     assert 0 < before["goodput"] < before["seconds"]["data_wait"] / before["elapsed_s"] < 1
 
+    (row,) = scene.driver.json("usage", "scene", "--by", "sweep,person,account")
+    cores = int(slurm.job(scene.run.job_id)["NumCPUs"])
+    assert (row["jobs"], row["is_by_slurm"]) == (4, True)
+    assert row["core_hours_used"] == pytest.approx(sum(elapsed) * cores / 3600, rel=0.01)
+    assert row["core_hours_redone"] == pytest.approx(before["seconds"]["redone"] * cores / 3600, rel=0.01)
+    assert row["waiting_h"] > 0
+    assert row["core_hours_requested"] > row["core_hours_used"]
+    by_month = scene.driver.json("usage", "scene", "--by", "month")
+    assert sum(each["core_hours_used"] for each in by_month) == pytest.approx(row["core_hours_used"], rel=0.01)
+
     # The accounting is asked once in the life of an attempt: it forgets.
     again = scene.driver.json("status", "scene")["runs"][0]
     assert again["goodput"] == before["goodput"]

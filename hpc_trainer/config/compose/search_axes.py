@@ -57,6 +57,26 @@ def split_axes(overrides: Sequence[str], config_dirs: Sequence[Path] = ()) -> tu
         return fixed, [_axis(override, composer) for override in kept if override.is_sweep_override()]
 
 
+def conditions_of(overrides: Sequence[str]) -> list[str]:
+    """Return the items of the last `search.when=[...]` among the overrides; [] if there is none.
+
+    Raises:
+        ConfigError: it is no list of texts.
+    """
+    lines = [line for line in overrides if line.partition("=")[0] == WHEN]
+    if not lines:
+        return []
+    with Composer([]) as composer:
+        value = composer.parse(lines[-1:])[0].value()
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise ConfigError(f"{lines[-1]}: it is a list of texts, as {WHEN}=[\"optim.momentum if optim == 'sgd'\"].")
+    return value
+
+
+WHEN = "search.when"
+"""Key with the conditions of axes, which stands on the command line beside them."""
+
+
 def _axis(override: Override, composer: Composer) -> SearchAxis:
     pattern: Any = override.value()
     line, key = override.input_line or "", override.get_key_element()
@@ -74,6 +94,7 @@ def _axis(override: Override, composer: Composer) -> SearchAxis:
     if isinstance(pattern, IntervalSweep):
         if pattern.start is None or pattern.end is None:
             raise ConfigError(f"{line}: an interval has two bounds. Use {key}=interval(LOW,HIGH).")
+        _check_tags(pattern, line)
         return SearchAxis(
             key=key, line=line, low=pattern.start, high=pattern.end, is_log="log" in pattern.tags,
             is_whole=is_whole_key or (type(pattern.start) is int and type(pattern.end) is int),
@@ -84,7 +105,18 @@ def _axis(override: Override, composer: Composer) -> SearchAxis:
         raise ConfigError(f"{line}: a range of a search has two values or more, and a step above 0. Use range(1,10).")
     count = -int(-(stop - start) // step)  # the end is not included
     whole = all(type(number) is int for number in (start, stop, step))
+    _check_tags(pattern, line)
+    if "log" in pattern.tags and whole and step == 1:
+        return SearchAxis(key=key, line=line, low=start, high=stop - 1, is_log=True, is_whole=True)
+    if "log" in pattern.tags:
+        raise ConfigError(f"{line}: a log axis has no steps. Use {key}=tag(log,interval({start},{stop})), or no tag.")
     return SearchAxis(key=key, line=line, low=start, high=start + (count - 1) * step, step=step, is_whole=whole)
+
+
+def _check_tags(pattern: Any, line: str) -> None:
+    unknown = sorted(pattern.tags - {"log"})
+    if unknown:
+        raise ConfigError(f"{line}: the tag of an axis is log, and {unknown[0]} is none.")
 
 
 def _value(item: Any, line: str) -> Any:

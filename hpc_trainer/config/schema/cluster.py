@@ -288,7 +288,8 @@ class ClusterConfig:
 @dataclass(kw_only=True, slots=True)
 class BudgetConfig:
     max_gpu_hours: float | None = key(None, ALWAYS, limits="> 0")
-    """Most GPU-hours of all runs that wait or work, each counted once with its full time limit; null: no bound."""
+    """Most GPU-hours of all runs that wait or work, each counted once with its full time limit; null: no bound. If it
+    is set, new runs must also fit into what `cluster.account` has left, where Slurm's `sshare` tells it."""
     max_jobs: int | None = key(None, ALWAYS, limits="≥ 1")
     """Most runs of the grid that may wait or work at once; null: no bound."""
 

@@ -64,6 +64,11 @@ def best_is_max(checkpoint: CheckpointConfig) -> bool:
     return checkpoint.best_mode is BestMode.max
 
 
+def is_best_small(checkpoint: CheckpointConfig, metric: str) -> bool:
+    """Return True if the smallest value of a metric is the best: `best_mode` tells for `keep_best`, else the name."""
+    return not best_is_max(checkpoint) if metric == checkpoint.keep_best else small_is_better(metric)
+
+
 USUAL_METRICS = ("eval_accuracy", "eval_loss")
 """Metrics by which runs are compared if `checkpoint.keep_best` names none, the first that there is."""
 

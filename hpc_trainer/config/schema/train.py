@@ -285,6 +285,7 @@ class Sampler(str, enum.Enum):
     quasi_random = "quasi_random"
     tpe = "tpe"
     gp = "gp"
+    cma_es = "cma_es"
     asha = "asha"
     hyperband = "hyperband"
     asha_tpe = "asha_tpe"
@@ -323,14 +324,36 @@ class SearchConfig:
     """Seed of the draws. The seed of the runs is `seed`."""
     failed: FailedTrial = key(FailedTrial.worst, only_with("search.sampler"))
     """worst: a failed trial, or one whose metric is NaN, counts as the worst value so far. skip: it is left out."""
+    when: list[str] = key([], only_with("search.sampler"))
+    """Conditions of axes, as `KEY if CONDITION`: an axis has a value only in trials whose other values fulfil the
+    condition, as `optim.momentum if optim == 'sgd'`."""
+    median: bool = key(
+        False,
+        only_with(
+            "search.sampler=random", "search.sampler=quasi_random", "search.sampler=tpe", "search.sampler=gp",
+            "search.sampler=cma_es",
+        ),
+    )  # fmt: skip
+    """Pause each trial at its rungs, and let it continue only if its value there is at least as good as the median of
+    all values at that rung. The first five trials at a rung always continue."""
     rungs: list[int] = key(
-        [], only_with("search.sampler=asha", "search.sampler=hyperband", "search.sampler=asha_tpe"), limits="≥ 1"
-    )
-    """Steps at which trials pause, in ascending order; [] takes train.num_steps divided by powers of `search.eta`."""
+        [],
+        only_with(
+            "search.sampler=asha", "search.sampler=hyperband", "search.sampler=asha_tpe", "search.median=true"
+        ),
+        limits="≥ 1",
+    )  # fmt: skip
+    """Steps at which trials pause, in ascending order; [] takes train.num_steps divided by powers of `search.eta`. A
+    program's steps are those that it logs."""
     eta: int = key(
-        4, only_with("search.sampler=asha", "search.sampler=hyperband", "search.sampler=asha_tpe"), limits="≥ 2"
-    )
-    """Number of trials at a rung of which one is promoted to the next rung."""
+        4,
+        only_with(
+            "search.sampler=asha", "search.sampler=hyperband", "search.sampler=asha_tpe", "search.median=true"
+        ),
+        limits="≥ 2",
+    )  # fmt: skip
+    """Number of trials at a rung of which one is promoted to the next rung; with `search.median` only the distance of
+    the default rungs."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -15,9 +15,9 @@ from typing import Any
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.report.charts import thinned
-from hpc_trainer.operate.why import last_lines, meaning_of, more_memory
+from hpc_trainer.operate.why import advice_values, last_lines, meaning_of
 from hpc_trainer.record.ledger import RunLedger
-from hpc_trainer.record.metrics import SPEED, WORK, read_metrics
+from hpc_trainer.record.metrics import SPEED, WORK, sampled_metrics
 from hpc_trainer.record.reading import is_number
 from hpc_trainer.record.spec import find_axes
 from hpc_trainer.record.status import RunStatus, SweepStatus, ask_ledgers, gpu_hours, newest_metrics
@@ -25,8 +25,11 @@ from hpc_trainer.record.status import RunStatus, SweepStatus, ask_ledgers, gpu_h
 WARMUP_STEPS = 20
 """Steps at the start of each attempt without speed: caches, compilers and allocators are cold."""
 # More points would not show on a screen, and a page of 100 runs stays below 1 MB.
-_POINTS_A_CURVE = 200
+POINTS_A_CURVE = 200
+# A run's lines of metrics that are parsed at most: of 500 runs with 2,000 each, all of them would take 10 s.
+_MOST_RECORDS, _LEAST_RECORDS, _ALL_RECORDS = 2_000, 300, 150_000
 _LAST_LINES = 4
+_SPEED = frozenset(SPEED)
 _NOT_DRAWN = frozenset(("step", "time", "lr", "grad_norm", "skipped_steps", *SPEED))
 # Axes that a scaling study varies: the hardware, and the batch with it.
 _SCALED = ("hardware", "train.global_batch_size", "train.micro_batch_size", "train.grad_accum_steps")
@@ -62,6 +65,8 @@ class RunReport:
     """Meaning of `last_lines` or of the error, and a remedy."""
     ledger: RunLedger | None = None
     """Use of the run's time; None if it is not known."""
+    is_sampled: bool = False
+    """True if not all records of the run were parsed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +104,19 @@ class ReportPart:
     next: str | None = None
     section: str = ""
     content: Mapping[str, Any] = field(default_factory=dict)
+    has_series: bool = False
+    """True if the hook `report_series` has what `section` shows; the interactive page then leaves the section out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """Chart of one run over minutes (hook `report_series`), which the interactive page draws when it is asked for."""
+
+    title: str
+    unit: str
+    lines: Sequence[tuple[str, Sequence[tuple[float, float]]]]
+    """Name and points of each line."""
+    is_share: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,17 +138,21 @@ class Report:
     """Arguments after `hpc-trainer` that carry out the first suggestion; None if there is no such command."""
     sections: Sequence[str] = ()
     """Sections of domains, as HTML with all text escaped."""
+    own_sections: Sequence[str] = ()
+    """Those of `sections` that the interactive page shows too."""
 
 
 def build_report(
-    status: SweepStatus, *, warmup_steps: int = WARMUP_STEPS, options: Mapping[str, Any] | None = None
-) -> Report:
+    status: SweepStatus, *, warmup_steps: int = WARMUP_STEPS, options: Mapping[str, Any] | None = None,
+    most_points: int = POINTS_A_CURVE,
+) -> Report:  # fmt: skip
     """Read the metrics of every run of `status` and return the report's data.
 
     Args:
         status: the sweep.
         warmup_steps: steps at the start of each attempt that are left out of speeds, ≥ 0.
         options: values of the options of `report` that domains read (hook `report_options`).
+        most_points: points of a curve; a longer curve gets means of neighbours.
 
     Raises:
         ConfigError: an option has a value, and no domain of this installation reads it. Domains raise errors too.
@@ -139,13 +161,19 @@ def build_report(
     axes = find_axes([run.spec for run in status.runs])
     unasked: list[str] = []
     ledgers = ask_ledgers(status, status.runs, unasked)
+    most = most_records(len(status.specs))
     runs = [
-        dataclasses.replace(_run(status, run, axes[run.run_id], warmup_steps), ledger=ledgers.get(run.run_id))
+        dataclasses.replace(
+            _run(status, run, axes[run.run_id], warmup_steps, most, most_points), ledger=ledgers.get(run.run_id)
+        )
         for run in status.runs
     ]
     scaling = find_scaling(runs)
     parts: list[ReportPart] = [part_of(status) for part_of in contributions("report_parts")]
     notes = [*status.notes, *unasked, *(note for part in parts for note in part.notes)]
+    num_sampled = sum(run.is_sampled for run in runs)
+    if num_sampled:
+        notes.append(f"curves and speeds of {num_sampled} long run(s) are from about {most} of their records each.")
     slow = [run.run_id for run in runs if not run.speed and run.step]
     if slow and len({run.ranks for run in runs}) > 1:
         listed = ", ".join(slow[:5]) + (" .." if len(slow) > 5 else "")
@@ -159,6 +187,7 @@ def build_report(
         advice=[line for part in parts for line in part.advice],
         next=next((part.next for part in parts if part.next is not None), None),
         sections=[part.section for part in parts],
+        own_sections=[part.section for part in parts if not part.has_series],
         studies=[part.section for part in studies],
         content={key: value for part in studies for key, value in part.content.items()},
     )  # fmt: skip
@@ -173,8 +202,16 @@ def _studies(options: Mapping[str, Any]) -> list[ReportPart]:
     return [read(options.get(name) or ()) for name, read in readers.items()]
 
 
-def _run(status: SweepStatus, run: RunStatus, axes: Mapping[str, str], warmup_steps: int) -> RunReport:
-    records = read_metrics(status.sweep.run(run.run_id).metrics, status.faults_of(run.run_id))
+def most_records(num_runs: int) -> int:
+    """Return the number of lines of each kind that are parsed of a run's metrics, in a report of so many runs."""
+    return min(_MOST_RECORDS, max(_LEAST_RECORDS, _ALL_RECORDS // max(1, num_runs)))
+
+
+def _run(
+    status: SweepStatus, run: RunStatus, axes: Mapping[str, str], warmup_steps: int, most: int, most_points: int
+) -> RunReport:
+    faults = status.faults_of(run.run_id)
+    records, gap = sampled_metrics(status.sweep.run(run.run_id).metrics, most, faults)
     resumed = [attempt.resumed_step or 0 for attempt in run.attempts]
     speed, num_windows = steady_speed(records, resumed, warmup_steps)
     metrics, metrics_step = newest_metrics(status, run, records)
@@ -196,7 +233,8 @@ def _run(status: SweepStatus, run: RunStatus, axes: Mapping[str, str], warmup_st
         metrics_step=metrics_step,
         speed={} if run.spec.is_lost else speed,  # the number of ranks is not known
         num_windows=num_windows,
-        curves=curves_of(records),
+        curves=curves_of(records, most_points),
+        is_sampled=gap > 1,
         last_lines=last_lines(run)[-_LAST_LINES:] if run.state.has_failed else [],
         hint=_hint(run),
     )
@@ -206,8 +244,7 @@ def _hint(run: RunStatus) -> str | None:
     meaning = meaning_of(run)
     if meaning is None:
         return None
-    values = {"run": run.run_id, "found": meaning.matched, "memory": more_memory(run.spec.shape)}
-    return f"{meaning.says}: {meaning.advice[0].format(**values)}"
+    return f"{meaning.says}: {meaning.advice[0].format(**advice_values(run, meaning))}"
 
 
 def _number(value: object) -> float | None:
@@ -228,32 +265,33 @@ def steady_speed(
         warmup_steps: steps after each of these that are left out.
     """
     by_key: dict[str, list[float]] = {}
+    any_resumed = any(resumed_steps)
     before = num_windows = 0
     for record in records:
         if "steps_per_s" not in record and "samples_per_s" not in record:
             continue  # a record of an evaluation
         step = record["step"]
-        base = max((resumed for resumed in resumed_steps if resumed < step), default=0)
+        base = 0 if not any_resumed else max((resumed for resumed in resumed_steps if resumed < step), default=0)
         begin, before = max(base, before), step
         if begin < base + warmup_steps:
             continue
         num_windows += 1
-        for key in SPEED:
-            value = _number(record.get(key))
+        for key in _SPEED.intersection(record):
+            value = _number(record[key])
             if value is not None:
                 by_key.setdefault(key, []).append(value)
-    return {key: statistics.median(values) for key, values in by_key.items()}, num_windows
+    return {key: statistics.median(by_key[key]) for key in SPEED if key in by_key}, num_windows
 
 
-def curves_of(records: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
-    """Return each metric of metrics.jsonl over the steps: at most some 200 points, means of neighbours."""
+def curves_of(records: Sequence[Mapping[str, Any]], most_points: int = POINTS_A_CURVE) -> dict[str, Curve]:
+    """Return each metric of metrics.jsonl over the steps: at most some `most_points` points, means of neighbours."""
     curves: dict[str, Curve] = {}
     for record in records:
         for key, value in record.items():
             number = None if key in _NOT_DRAWN else _number(value)
             if number is not None:
                 curves.setdefault(key, []).append((record["step"], number))
-    return {key: thinned(curve, _POINTS_A_CURVE) for key, curve in curves.items()}
+    return {key: thinned(curve, most_points) for key, curve in curves.items()}
 
 
 def find_scaling(runs: Sequence[RunReport]) -> list[Scaling]:

@@ -33,7 +33,7 @@ _NARROW = 34
 """Width in pixels that the label of a share needs."""
 _UNKNOWN = "unknown"
 # (light, dark): work in blue and green, losses that a user can reduce in warm colours, the rest grey.
-_COLOURS = {
+KIND_COLOURS = {
     Kind.step: ("#157f5b", "#2f9e77"), Kind.program: ("#157f5b", "#2f9e77"), Kind.data_wait: ("#cf4a12", "#e0703c"),
     Kind.redone: ("#b3315f", "#d45585"), Kind.compile: ("#6e56cf", "#8d78e6"), Kind.evaluation: ("#0969da", "#4593e8"),
     Kind.save_stall: ("#9a6b00", "#c08f2a"), Kind.start_up: ("#5b6570", "#7d8894"),
@@ -44,7 +44,7 @@ _COLOURS = {
 
 
 def _rules(shade: int) -> str:
-    return "".join(f".k-{_name(kind)}{{fill:{colours[shade]}}}" for kind, colours in _COLOURS.items())
+    return "".join(f".k-{_name(kind)}{{fill:{colours[shade]}}}" for kind, colours in KIND_COLOURS.items())
 
 
 def _name(kind: str) -> str:
@@ -121,9 +121,9 @@ _MOST_OF_CAUSE = 1_000
 _FIRST_CHARTS = ("loss", "eval_loss", "eval_accuracy")
 # Metrics that rank the runs, as in `results`.
 BEST_BY = ("eval_accuracy", "eval_loss", "loss")
-_BAD = ("FAILED", "OUT_OF_MEMORY", "NODE_FAIL", "TIMEOUT")
+BAD = ("FAILED", "OUT_OF_MEMORY", "NODE_FAIL", "TIMEOUT")
 
-_STYLE = (
+STYLE = (
     """
 :root{color-scheme:light dark;--bg:#fff;--ink:#1b1f24;--soft:#5b6570;--line:#d9dee3;--card:#f6f8fa;
 --good:#1a7f37;--bad:#c22d3a;--wait:#8a5d00;
@@ -190,7 +190,7 @@ def whole_page(title: str, body: str, style: str = "") -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>{html.escape(title)}</title><style>{_STYLE}{style}</style></head><body>\n{body}</body></html>\n"
+        f"<title>{html.escape(title)}</title><style>{STYLE}{style}</style></head><body>\n{body}</body></html>\n"
     )
     # Half a surrogate pair, which JSON may hold, cannot be written to a file. A control character is not legal in HTML,
     # and would control the terminal of a user who prints the page.
@@ -378,7 +378,7 @@ def _breakable(name: str) -> str:
 
 
 def _tone(state: str) -> str:
-    return "good" if state == "COMPLETED" else "bad" if state in _BAD else "wait" if state != "RUNNING" else ""
+    return "good" if state == "COMPLETED" else "bad" if state in BAD else "wait" if state != "RUNNING" else ""
 
 
 def metric_text(metrics: Mapping[str, Any], name: str) -> str:

@@ -93,7 +93,7 @@ def test_a_python_that_is_not_there_is_named(local: LocalDriver) -> None:
     why = local.json("why", run["run_id"])
     assert "the node has no file /no/such/python" in why["verdict"], why
     assert "cluster.python" in why["advice"][0]
-    (row,) = local.json("report", "python")["runs"]
+    (row,) = local.json("report", "python", "--plain")["runs"]
     assert row["hint"].startswith("the node has no file /no/such/python: is the file on a disk")
     page = (local.folder / "runs" / "python" / "report.html").read_text()
     assert "the node has no file /no/such/python" in page

@@ -60,6 +60,47 @@ def test_asha_pauses_and_promotes_and_the_best_run_has_the_bits_of_one_that_neve
     assert steps == [4, 8, 12, 16], "no evaluation is made twice"
 
 
+PROGRAM = """
+import json, os, signal, sys, time
+from pathlib import Path
+
+lr, saved = float(sys.argv[1]), Path(sys.argv[2], "step.txt")
+stops = []
+signal.signal(signal.SIGTERM, lambda *_: stops.append(1))
+for step in range(int(saved.read_text()) + 1 if saved.exists() else 1, 13):
+    time.sleep(0.4)
+    with open(saved.with_name("computed.txt"), "a") as file:
+        print(step, file=file)
+    with open(os.environ["HPC_TRAINER_METRICS"], "a") as file:
+        print(json.dumps({"step": step, "loss": abs(lr - 0.01) + 1 / step}), file=file)
+    if stops:
+        saved.write_text(str(step))
+        sys.exit(75)
+"""
+
+
+def test_a_program_pauses_at_rungs_and_continues_from_its_own_checkpoint(local: LocalDriver) -> None:
+    (local.folder / "work.py").write_text(PROGRAM)
+    words = ("--command", "python work.py {params.lr} {run.checkpoints}", "search=asha", "search.eta=2",
+             "search.metric=loss", "search.trials=4", "search.parallel=2", "sweep_name=own",
+             "params.lr=tag(log,interval(1e-4,1e-1))")  # fmt: skip
+    local.run("submit", *words, "search.rungs=[3,6]", "--wait")
+    status = local.json("status", "own")
+    assert (status["search"]["drawn"], status["search"]["is_over"], status["search"]["stopped"]) == (4, True, None)
+    runs = {run["run_id"]: run for run in status["runs"]}
+    assert {run["state"] for run in runs.values()} == {"PAUSED", "COMPLETED"}
+    for run_id, run in runs.items():
+        checkpoints = local.runs / "own" / run_id / "output" / "checkpoints"
+        computed = [int(line) for line in (checkpoints / "computed.txt").read_text().split()]
+        assert computed == list(range(1, run["step"] + 1)), "no step is computed twice"
+        assert (run["state"] == "COMPLETED") == (run["step"] == 12)
+    best = local.json("best", "own")
+    assert runs[best["run_id"]]["state"] == "COMPLETED"
+    assert min(abs(float(run["axes"]["params.lr"]) - 0.01) for run in runs.values() if run["state"] == "COMPLETED") == (
+        pytest.approx(abs(float(runs[best["run_id"]]["axes"]["params.lr"]) - 0.01))
+    )
+
+
 def test_more_trials_continue_a_search_and_another_space_is_refused(local: LocalDriver) -> None:
     words = (*WORDS, "search=random", "sweep_name=more")
     local.run("submit", *words, "search.trials=2", LR, "--wait")

@@ -28,7 +28,7 @@ def test_an_experiment_over_hardware(local: LocalDriver, kind: str, batches: lis
     assert done["sweep"] == f"digits-{kind}_scaling"
     for run in done["status"]["runs"]:
         assert run["speed"]["samples_per_s"] > 0
-    report = local.json("report", "--warmup-steps", "10")
+    report = local.json("report", "--plain", "--warmup-steps", "10")
     (scaling,) = report["scaling"]
     assert (scaling["kind"], scaling["unit"]) == (kind, "samples/s")
     assert [(point["hardware"], point["ranks"]) for point in scaling["points"]] == [("cpu_x1", 1), ("cpu_x2", 2)]

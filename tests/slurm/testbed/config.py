@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tests.slurm.testbed import clocks
 from tests.slurm.testbed.enter import daemon_host
 from tests.slurm.testbed.spec import CPUS_PER_NODE, GPUS_PER_NODE, HOST_RELEASE, NODES, Spec
@@ -25,7 +27,7 @@ SlurmctldDebug=info
 SlurmdDebug=info
 StateSaveLocation={spool}/ctld
 SlurmdSpoolDir={spool}/%n
-MailProg=/bin/true
+MailProg={mail}
 MpiDefault=none
 # Virtual nodes on one host: no cgroups, and the sizes below instead of the host's own.
 ProctrackType=proctrack/linuxproc
@@ -113,6 +115,11 @@ def _extra(spec: Spec) -> str:
     return lines.get(spec.variant, "")
 
 
+def mail_program(spec: Spec) -> Path:
+    """Slurm's MailProg: it starts the program that a test puts beside it, with `.test` at the end of its name."""
+    return spec.conf.parent / "mail"
+
+
 def slurm_conf(spec: Spec) -> str:
     """The text of slurm.conf."""
     return _MAIN.format(
@@ -122,6 +129,7 @@ def slurm_conf(spec: Spec) -> str:
         munge_socket=spec.munge_socket,
         run=spec.run,
         log=spec.log,
+        mail=mail_program(spec),
         spool=spec.spool,
         requeue=0 if spec.variant == "norequeue" else 1,
         max_array={"smallarray": 21, "large": 20_001}.get(spec.variant, 1001),
@@ -174,6 +182,8 @@ def write_all(spec: Spec) -> None:
         ("cgroup.conf", cgroup_conf(spec)),
     ):
         (etc / name).write_text(text)
+    mail_program(spec).write_text('#!/bin/sh\nif [ -x "$0.test" ]; then exec "$0.test" "$@"; fi\n')
+    mail_program(spec).chmod(0o755)
     if spec.accounting:
         path = etc / "slurmdbd.conf"
         path.touch(mode=0o600)  # slurmdbd refuses a file that others may read

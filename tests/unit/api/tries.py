@@ -17,7 +17,7 @@ from unittest import mock
 
 import pytest
 
-from hpc_trainer.cli.report_verbs import run_report
+from hpc_trainer.cli.report_verbs import PageOptions, run_report
 from hpc_trainer.cli.results_verbs import run_results
 from hpc_trainer.cli.run_verbs import run_cancel, run_logs, run_status
 from hpc_trainer.cli.why_verbs import run_why
@@ -216,7 +216,8 @@ class Tries:
         elif verb == "results":
             run_results(name, None, sort=None, as_json=as_json)
         elif verb == "report":
-            run_report(name, None, output=None, warmup_steps=0, exports=(), as_json=as_json)
+            options = PageOptions(warmup_steps=0, plain=self.chance.random() < 0.5)
+            run_report([] if name is None else [name], None, options, as_json=as_json)
         elif verb == "logs":
             run_logs(run_id, name, None, rank=None, follow=False, tail=None, as_json=as_json)
         else:

@@ -82,7 +82,7 @@ def test_runs_of_a_sweep_with_the_same_advice_stand_together(cli: Cli, tmp_path:
     assert lines[1:] == [
         f"  {first}, {second}", "2 of 3 runs looked at have advice.", f"Next: hpc-trainer advise {first}",
     ]  # fmt: skip
-    code, out = cli("report", "--json")
+    code, out = cli("report", "--plain", "--json")
     assert json.loads(out)["advice"] == [f"2 run(s), as {first}: {lines[0].removeprefix('2 x ')}"]
     page = (sweep.paths.folder / "report.html").read_text()
     assert "<h2>Advice</h2><ul><li>2 run(s), as" in page
@@ -91,7 +91,7 @@ def test_runs_of_a_sweep_with_the_same_advice_stand_together(cli: Cli, tmp_path:
 def test_a_report_ends_with_the_command_of_its_first_advice(cli: Cli, tmp_path: Path, fake_slurm: FakeSlurm) -> None:
     sweep = _sweep(tmp_path, [0.5, 0.75], ("experiment=digits", "data.num_workers=0"))
     _, tuned = cli("advise", sweep.specs[1].run_id)
-    _, out = cli("report", "s")
+    _, out = cli("report", "s", "--plain")
     command = out.splitlines()[-1]
     assert command.startswith("Next: hpc-trainer plan experiment=digits data.num_workers=")
     assert command == tuned.splitlines()[-1]
@@ -106,7 +106,7 @@ def test_a_healthy_run_is_told_nothing(cli: Cli, tmp_path: Path, fake_slurm: Fak
     assert cli("advise", run_id) == (0, f"{run_id}  COMPLETED\nNothing stands out.\n")
     assert json.loads(cli("advise", "--json")[1])["runs"][0]["advice"] == []
     assert "advise" not in cli("why", run_id)[1]
-    cli("report")
+    cli("report", "--plain")
     assert "Advice" not in (sweep.paths.folder / "report.html").read_text()
 
 

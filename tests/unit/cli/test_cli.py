@@ -266,7 +266,7 @@ def _scaled_sweep(folder: Path) -> SweepOnDisk:
 
 def test_report_in_json_and_words(cli: Cli, runs_dir: Path, fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     sweep = _scaled_sweep(runs_dir / "scaled")
-    code, out, _ = cli("report", "--json")
+    code, out, _ = cli("report", "--plain", "--json")
     assert code == 0
     document = strict(out)
     _check(document, REPORT)

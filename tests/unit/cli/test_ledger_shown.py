@@ -112,7 +112,7 @@ def test_status_asks_nobody(cli: Cli, sweep: SweepOnDisk, fake_slurm: FakeSlurm)
 
 
 def test_the_report_has_a_bar(cli: Cli, sweep: SweepOnDisk) -> None:
-    cli("report")
+    cli("report", "--plain")
     page = (sweep.paths.folder / "report.html").read_text()
     assert "Where the time went" in page
     assert page.count('<rect class="k-step"') == 2  # the bar, and the legend, whose boxes have the colour too
@@ -130,7 +130,7 @@ def test_a_run_of_an_older_version_has_none(cli: Cli, tmp_path: Path, fake_slurm
     assert json.loads(cli("status", "--json"))["runs"][0]["goodput"] is None
     assert "GOODPUT" not in cli("status")
     assert json.loads(cli("why", sweep.specs[0].run_id, "--json"))["ledger"] is None
-    cli("report")
+    cli("report", "--plain")
     assert "Where the time went" not in (sweep.paths.folder / "report.html").read_text()
     assert fake_slurm.calls() == []
 

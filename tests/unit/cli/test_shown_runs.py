@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.cli.grid_verbs import run_retry
-from hpc_trainer.cli.report_verbs import run_report
+from hpc_trainer.cli.report_verbs import PageOptions, run_report
 from hpc_trainer.cli.results_verbs import run_results
 from hpc_trainer.cli.run_verbs import run_cancel, run_status, status_json
 from hpc_trainer.cli.show_verbs import run_show
@@ -159,7 +159,7 @@ def test_every_verb_shows_runs_in_the_order_of_the_grid(tmp_path: Path, capsys: 
     assert shown(capsys.readouterr().out) == ids[::-1], "asked for, best first"
     run_results("sweep", folder, sort="seed", as_json=False)
     assert f"Best eval_accuracy: 0.9 ({ids[2]})" in capsys.readouterr().out, "no seed is best"
-    run_report("sweep", folder, output=None, warmup_steps=None, exports=(), as_json=True)
+    run_report(["sweep"], folder, PageOptions(plain=True), as_json=True)
     assert [run["run_id"] for run in json.loads(capsys.readouterr().out)["runs"]] == grid
     write_json(sweep.paths.sweep, {"run_ids": ids[1:2]})
     assert [*read_status(sweep.paths).specs] == ids, "a submit of some of the runs moves none"
@@ -218,7 +218,7 @@ def test_each_verb_names_the_next_one(
         return capsys.readouterr().out.splitlines()[-1]
 
     def report() -> None:
-        run_report("sweep", folder, output=None, warmup_steps=None, exports=(), as_json=False)
+        run_report(["sweep"], folder, PageOptions(plain=True), as_json=False)
 
     failed = f"Next: hpc-trainer why {sweep.specs[1].run_id}"
     assert last(lambda: run_results("sweep", folder, sort=None, as_json=False)) == failed

@@ -321,6 +321,21 @@ def test_two_winners_of_two_shapes_have_two_successors(sweep: SweepPaths, fake_s
     assert ("--gpus-per-node=2" in fake_slurm.script("103"), "--choice 1" in fake_slurm.script("103")) == (True, True)
 
 
+def test_a_budget_counts_what_the_account_has_left(fake_slurm: FakeSlurm) -> None:
+    """Only where a budget is set and sshare tells a limit."""
+    words = ["cluster=slurm", "hardware=gpu_x1", "hardware.time_limit_min=60", "seed=0,1", "cluster.account=lab"]
+    header = "Account|User|GrpTRESMins|GrpTRESRaw|TRESRunMins|\n"
+    fake_slurm.print("sshare", header + "lab||gres/gpu=600|cpu=1,gres/gpu=400|cpu=0,gres/gpu=100|\n")
+    (problem,) = plan_grid(freeze_grid([*words, "budget.max_gpu_hours=10"])).problems
+    assert "account lab has 1.667 GPU-hours left (sshare), and this grid may take up to 2." in problem
+    fake_slurm.forget_calls()
+    assert plan_grid(freeze_grid(words)).problems == ()
+    assert fake_slurm.calls("sshare") == [], "without a budget nobody asks"
+    for answer in (header + "lab|||cpu=1|cpu=0|\n", "sshare: error: not here\n"):
+        fake_slurm.print("sshare", answer)
+        assert plan_grid(freeze_grid([*words, "budget.max_gpu_hours=10"])).problems == ()
+
+
 def test_a_budget_counts_a_run_once(sweep: SweepPaths, fake_slurm: FakeSlurm) -> None:
     plan = plan_grid(freeze_grid([*LIST, "seed=0,1", "budget.max_jobs=2", "budget.max_gpu_hours=4"]))
     assert plan.problems == ()

@@ -21,8 +21,11 @@ WORDS = ("experiment=digits", "cluster=local", "sweep_name=search", "train.num_s
 class SearchOnDisk:
     """A search in `folder`, from which a test draws and in which it plays what runs write."""
 
-    def __init__(self, folder: Path, *words: str, axes: Sequence[str] = (LR,), trust: Sequence[str] = ()) -> None:
-        defined = define([*WORDS, f"paths.runs_dir={folder}", *words, *axes], trust=trust)
+    def __init__(
+        self, folder: Path, *words: str, axes: Sequence[str] = (LR,), trust: Sequence[str] = (),
+        base: Sequence[str] = WORDS,
+    ) -> None:  # fmt: skip
+        defined = define([*base, f"paths.runs_dir={folder}", *words, *axes], trust=trust)
         self.paths: SweepPaths = defined.sweep
         self.search: Search = defined.search
         make_folder(self.paths.folder)

@@ -162,6 +162,47 @@ def test_hyperband_fills_brackets_of_the_published_sizes(tmp_path: Path) -> None
     assert sizes == [81, 34, 15, 8, 5]
 
 
+def test_a_median_rule_lets_the_first_five_and_then_the_better_half_continue(tmp_path: Path) -> None:
+    words = ("search=random", "search.median=true", "search.rungs=[4]", "search.trials=8")
+    disk = SearchOnDisk(tmp_path, *words)
+    first = [disk.next() for _ in range(5)]
+    for place, chosen in enumerate(first):
+        assert chosen is not None
+        assert chosen.is_new
+        disk.pauses(chosen.spec.run_id, 4, float(place))
+    promoted = [disk.next() for _ in range(5)]
+    assert [chosen.is_new for chosen in promoted if chosen] == [False] * 5, "five values say little about a median"
+    for value, continues in ((9.0, False), (0.5, True), (8.0, False)):
+        chosen = disk.next()
+        assert chosen is not None
+        assert chosen.is_new
+        disk.pauses(chosen.spec.run_id, 4, value)
+        if continues:
+            after = disk.next()
+            assert after is not None
+            assert (after.is_new, after.spec.run_id) == (False, chosen.spec.run_id)
+    assert disk.next() is None
+    assert [trial.state is RunState.PAUSED for trial in disk.known()] == [False] * 5 + [True, False, True]
+
+
+def test_a_program_is_promoted_beyond_its_last_rung_without_a_known_last_step(tmp_path: Path) -> None:
+    words = ("search=asha", "search.eta=2", "search.rungs=[10]", "search.trials=2", "search.metric=loss",
+             "train.command='true {params.x}'")  # fmt: skip
+    disk = SearchOnDisk(tmp_path, *words, axes=("params.x=interval(0,1)",), base=("cluster=local",))
+    assert disk.search.num_steps == 0
+    first, second = disk.next(), disk.next()
+    assert first is not None
+    assert second is not None
+    disk.pauses(second.spec.run_id, 12, 2.0)  # it logs every 4 steps: its first value beyond the rung stops it
+    disk.pauses(first.spec.run_id, 12, 1.0)
+    assert [trial.at_rungs for trial in disk.known()] == [{10: 1.0}, {10: 2.0}]
+    promoted = disk.next()
+    assert promoted is not None
+    assert promoted.spec.run_id == first.spec.run_id
+    (trial, _) = disk.known()
+    assert (trial.state, trial.until) == (RunState.RUNNING, None), "it trains to its end"
+
+
 def test_a_search_stops_after_the_first_trial_without_the_metric(tmp_path: Path) -> None:
     disk = SearchOnDisk(tmp_path, "search=random", "search.trials=8")
     chosen = disk.next()

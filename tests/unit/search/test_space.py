@@ -10,7 +10,7 @@ import pytest
 from hpc_trainer.config.compose.search_axes import split_axes
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.search.define import define, find_change
-from hpc_trainer.search.space import Dimension, draw_quasi_random, draw_random, num_points, read_space
+from hpc_trainer.search.space import Dimension, draw_quasi_random, draw_random, every_point, num_points, read_space
 from tests.unit.search.searches import LR, WORDS, SearchOnDisk
 
 
@@ -70,6 +70,8 @@ def test_an_axis_that_says_nothing_is_refused(axis: str, said: str) -> None:
         (("search=asha", "search.rungs=[6,9]", "train.eval_every_steps=4"), "Use 3."),
         (("search=asha", "train.num_steps=12", "train.eval_every_steps=6"), "leaves no step for a rung"),
         (("search.eta=3",), "search.eta=3"),
+        (("search=asha", "search.median=true"), "search.median=true"),
+        (("search.median=true", "search.rungs=[64]"), "a rung is before the last step, and train.num_steps=64"),
         (("search.trials=0",), "search.trials=0 must be at least 1"),
         (("search=banana",), "banana"),
     ],
@@ -77,6 +79,22 @@ def test_an_axis_that_says_nothing_is_refused(axis: str, said: str) -> None:
 def test_a_key_of_the_search_that_says_nothing_is_refused(words: tuple[str, ...], said: str) -> None:
     with pytest.raises(ConfigError) as error:
         define([*WORDS, "search=random", *words, LR])
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("search=asha", "params.x=interval(0,1)"), "the last step of a program is not known"),
+        (("search=asha", "search.rungs=[9]", "search.median=true", "params.x=interval(0,1)"), "search.median=true"),
+        (("search=random", "search.rungs=[9]", "params.x=interval(0,1)"), "no trial of search=random pauses"),
+        (("search=cma_es", "params.x=1,2"), "search=cma_es models numbers, and all axes are lists"),
+        (("search=random", "params.x=interval(0,1)", "params.y=interval(0,1)"), "params.y is an axis of the grid"),
+    ],
+)
+def test_a_search_of_programs_that_says_nothing_is_refused(words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        define(["cluster=local", "train.command='true {params.x}'", "search.metric=loss", "search.trials=2", *words])
     assert said in str(error.value)
 
 
@@ -131,3 +149,83 @@ def test_quasi_random_draws_are_more_even_than_random_ones() -> None:
     assert statistics.mean(quasi) < 0.75 * statistics.mean(plain), (quasi, plain)
     first = [float(str(draw_quasi_random(space, 3, number)["params.a"])) for number in range(64)]
     assert sorted(int(64 * value) for value in first) == list(range(64)), "base 2: one point in each 64th"
+
+
+WHEN = 'search.when=["optim.momentum if optim == \'sgd\'","params.k if params.depth > 2"]'
+CONDITIONAL = (LR, "optim.momentum=interval(0.1,0.9)", "optim=sgd,adamw", "params.k=range(1,4)", "params.depth=1,2,3,4")
+
+
+def test_an_axis_with_a_condition_has_a_value_only_where_it_holds(tmp_path: Path) -> None:
+    disk = SearchOnDisk(tmp_path, "search=random", "search.trials=24", "train.main=any.main", "search.metric=loss",
+                        WHEN, axes=CONDITIONAL, trust=("any",))  # fmt: skip
+    names = [dimension.key for dimension in disk.search.space]
+    assert names.index("optim") < names.index("optim.momentum"), "an axis follows those that its condition reads"
+    assert names.index("params.depth") < names.index("params.k")
+    for _ in range(24):
+        assert disk.next() is not None
+    kinds = set()
+    for trial in disk.trials.read():
+        config = disk.trials.spec(trial.number).typed()
+        assert ("optim.momentum" in trial.params) == (trial.params["optim"] == "sgd")
+        assert ("params.k" in trial.params) == (int(str(trial.params["params.depth"])) > 2)
+        assert config.params["k"] == trial.params.get("params.k")
+        assert getattr(config.optim, "momentum", None) == trial.params.get("optim.momentum")
+        kinds.add((trial.params["optim"], "params.k" in trial.params))
+    assert len(kinds) == 4
+
+
+def test_points_of_a_finite_space_with_conditions_are_counted_once() -> None:
+    axes = split_axes(["params.depth=1,2", "params.k=1,2,3"])[1]
+    space = read_space(axes, ["params.k if params.depth == 2"])
+    assert num_points(space) == 1 + 3
+    assert every_point(space)[0] == {"params.depth": 1}
+
+
+@pytest.mark.parametrize(
+    ("when", "said"),
+    [
+        ("optim.momentum", "a condition is written KEY if CONDITION"),
+        ("optim.momentun if optim == 'sgd'", "Did you mean optim.momentum?"),
+        ("optim.momentum if model == 'mlp'", "which reads axes of the search. model is none"),
+        ("optim.momentum if print(1)", "is not allowed here"),
+        ("optim if optim.lr > 0.1", "optim chooses files of a group"),
+        ("optim.lr if optim.momentum > 0.1','optim.momentum if optim.lr > 0", "read each other"),
+        ("optim.momentum if optim == 'sgd' and optim.momentum > 0", "read each other"),
+    ],
+)
+def test_a_condition_that_says_nothing_is_refused(when: str, said: str) -> None:
+    axes = split_axes([LR, "optim.momentum=interval(0,0.9)", "optim=sgd,adamw"])[1]
+    with pytest.raises(ConfigError) as error:
+        read_space(axes, when.split("','"))
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("axis", "said"),
+    [
+        ("optim.lr=tag(lg,interval(1e-4,1))", "the tag of an axis is log, and lg is none"),
+        ("train.num_steps=tag(log,range(10,100,10))", "a log axis has no steps"),
+    ],
+)
+def test_a_tag_that_says_nothing_is_refused(axis: str, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        split_axes([axis])
+    assert said in str(error.value)
+
+
+def test_lists_and_ranges_in_all_forms_of_hydras_grammar() -> None:
+    axes = [
+        "params.a=tag(log,range(1,1025))", "params.b=range(4)", "params.c=range(0,1,0.25)",
+        "params.d=float(range(1,4))", "params.e=int(choice(1.0,2.0))", "params.f=a,'b c',null,true",
+        "params.g=sort(3,1,2)", "params.h=shuffle(range(1,4))", "params.i=str(choice(1,2))",
+    ]  # fmt: skip
+    log, short, real, cast, whole, texts, in_order, shuffled, words = _space(*axes)
+    assert (log.is_log, log.is_whole, log.ends[0], log.ends[2]) == (True, True, 1, 1024)
+    assert [short.at(place / 4) for place in range(4)] == [0, 1, 2, 3]
+    assert [real.at(place / 4) for place in range(4)] == [0.0, 0.25, 0.5, 0.75]
+    assert [(type(value), value) for value in (cast.at(0), cast.at(0.99))] == [(float, 1.0), (float, 3.0)]
+    assert [(type(value), value) for value in whole.choices] == [(int, 1), (int, 2)]
+    assert texts.choices == ("a", "b c", None, True)
+    assert sorted(map(str, in_order.choices)) == ["1", "2", "3"]
+    assert [shuffled.at(place / 3) for place in range(3)] == [1, 2, 3]
+    assert words.choices == ("1", "2")

@@ -114,7 +114,7 @@ class FakeSlurm:
         (folder / "calls").touch()
         (folder / "cluster").write_text(f"{CLUSTER}\n")
         played = {"sbatch": _SBATCH, "squeue": _SQUEUE, "sacct": _SACCT, "scontrol": _SCONTROL}
-        for name in ("sbatch", "squeue", "sacct", "sacctmgr", "sinfo", "scontrol", "scancel"):
+        for name in ("sbatch", "squeue", "sacct", "sacctmgr", "sinfo", "scontrol", "scancel", "sshare"):
             script = self.bin / name
             script.write_text(_RECORD.replace("{folder}", str(folder)) + played.get(name, ""))
             script.chmod(script.stat().st_mode | stat.S_IXUSR)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from pathlib import Path
@@ -11,16 +12,18 @@ import pytest
 
 from hpc_trainer.cli import main as cli
 from hpc_trainer.config.schema.cluster import Executor
+from hpc_trainer.config.schema.output import BestMode, CheckpointConfig
 from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.launch.grids import plan_grid, submit_grid
 from hpc_trainer.operate.find import find_sweep, list_sweeps, select
+from hpc_trainer.operate.results import result_table
 from hpc_trainer.operate.show import sweep_lines
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.states import RunState
-from hpc_trainer.record.status import read_status
+from hpc_trainer.record.status import known_by_files, read_status
 from hpc_trainer.tidy.cleaning import Needs, check_not_needed, remove_runs
 from hpc_trainer.tidy.labels import at_rest, change_note, change_tags, read_labels, rename_sweep
-from hpc_trainer.tidy.walk import size_of, size_words, sizes_of_sweep
+from hpc_trainer.tidy.walk import best_of, size_of, size_words, sizes_of_sweep
 from tests.unit.launch.grids import make_grid
 from tests.unit.record.builders import make_specs
 from tests.unit.record.sweeps import SweepOnDisk
@@ -296,3 +299,26 @@ def test_what_another_run_begins_with_stays(sweep: SweepOnDisk, tmp_path: Path) 
     child.done(0)
     check_not_needed([sweep.paths.folder], sweep.paths, Needs(tmp_path / "runs"), [])
     assert Needs(tmp_path / "runs").of(checkpoint), "clean keeps it all the same"
+
+
+def test_the_best_metric_follows_best_mode(tmp_path: Path, fake_slurm: FakeSlurm) -> None:
+    """The user may know better than the name of a metric; `results` agrees."""
+    cases = (("a", "eval_accuracy", "min", 0.1), ("b", "eval_loss", "max", 0.9), ("c", "eval_loss", "auto", 0.1))
+    for name, metric, mode, best in cases:
+        checkpoint = CheckpointConfig(keep_best=metric, best_mode=BestMode[mode])
+        sweep = SweepOnDisk(tmp_path / "runs" / name, make_specs(3, "cluster=slurm", checkpoint=checkpoint))
+        sweep.submit()
+        for index, value in enumerate((0.5, 0.1, 0.9)):
+            sweep.start(index, resumed=0)
+            sweep.end(index, state=RunState.COMPLETED, cause="done")
+            sweep.done(index, **{metric: value})
+            lines = [{"step": 1, metric: value}, {"step": 2, metric: value + 1.0}]
+            sweep.run(index).metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        specs = known_by_files(sweep.paths)[1]
+        found = best_of(specs, sizes_of_sweep(sweep.paths, math.inf)[1])
+        assert found is not None
+        assert found[:2] == (metric, best), name
+        table = result_table(read_status(sweep.paths, is_look=True), best=True)
+        assert table.sorted_by(metric).rows[0][metric] == best, name
+        (step,) = {row[f"{metric}.best_step"] for row in table.rows}
+        assert step == (2 if mode == "max" else 1), name

@@ -47,7 +47,8 @@ class Outline(HTMLParser):
 
 def _why(**changes: Any) -> Why:
     values: dict[str, Any] = {
-        "run_id": "mlp-s0-0123456789", "state": RunState.FAILED, "verdict": "It hung.", "cause": "stuck",
+        "run_id": "mlp-s0-0123456789", "state": RunState.FAILED, "diagnosis": "stuck", "verdict": "It hung.",
+        "cause": "stuck",
         "pending_reason": None, "frame": "train.py:7 in load", "evidence": ["step 40 of 99"], "advice": ["look at it"],
         "timeline": ["attempt 0 began"], **changes,
     }  # fmt: skip

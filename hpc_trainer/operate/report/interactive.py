@@ -1,0 +1,437 @@
+"""Report as one interactive HTML page: a table to sort and filter, and charts by plotly.js, which the page contains.
+
+The page asks nobody for anything. Texts of users are in it as compressed data only, and page.js puts them into elements
+as text. Its Content-Security-Policy allows two scripts by their digests, page.js and plotly.js, and no request.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import html
+import importlib.util
+import json
+import math
+import re
+import shlex
+import sys
+import time
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpc_trainer.config.schema.output import small_is_better
+from hpc_trainer.domains import contributions
+from hpc_trainer.errors import HpcTrainerError, visible
+from hpc_trainer.operate.report.charts import thinned
+from hpc_trainer.operate.report.data import Report, RunReport, Scaling, Series, most_records
+from hpc_trainer.operate.report.page import BAD, BEST_BY, KIND_COLOURS, STYLE
+from hpc_trainer.operate.results import BEST, ResultTable, as_value, result_table
+from hpc_trainer.operate.torch_process import ask
+from hpc_trainer.operate.why import Why, explain
+from hpc_trainer.record.ledger import TRAINS, WORDS
+from hpc_trainer.record.metrics import SPEED
+from hpc_trainer.record.reading import read_json
+from hpc_trainer.record.spec import LateConfig, RunSpec, leaves
+from hpc_trainer.record.states import RunState
+from hpc_trainer.record.status import RunStatus, SweepStatus
+
+# Runs whose configuration and telemetry the page has, and of which failures are explained; all are in the table.
+_MOST_DETAILED, _MOST_EXPLAINED = 1_000, 300
+# Numbers of 4 bytes that curves and telemetry may take in the page, so that it stays below 8 MB.
+_NUMBERS_OF_CURVES, _NUMBERS_OF_TELEMETRY = 700_000, 300_000
+_MOST_LINES, _FEWEST_POINTS = 8, 10
+_FEWEST_RUNS, _MOST_METRICS = 8, 6  # of a forest; and forests of a page
+_SHOWN_AXES, _SHOWN_METRICS = 5, 3
+_AT_PEACE = (RunState.COMPLETED, RunState.RUNNING, RunState.PENDING, RunState.NEW)
+_PLACE_OF_ERROR = re.compile(r"^rank \d+ on \S+: ")
+_EXACT = 2**32
+PLOTLY = "plotly"
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedSweep:
+    """A sweep of a page: its status and its report."""
+
+    status: SweepStatus
+    report: Report
+
+
+def has_plotly() -> bool:
+    """Return True if plotly is installed (extra `report`), whose package contains plotly.js."""
+    return importlib.util.find_spec(PLOTLY) is not None
+
+
+def points_a_curve(num_runs: int) -> int:
+    """Return the number of points of a curve on the interactive page, with so many runs."""
+    return most_records(num_runs)
+
+
+class _Numbers:
+    """Numbers of a page in words of 4 bytes: float32, and uint32 for steps."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self._known: dict[bytes, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._data) // 4
+
+    def add(self, values: Iterable[float], *, are_steps: bool = False) -> int:
+        """Add numbers, unless they are there, and return the place of the first one."""
+        words = array("I", (min(int(value), _EXACT - 1) for value in values)) if are_steps else array("f", values)
+        if sys.byteorder == "big":
+            words.byteswap()
+        data = words.tobytes()
+        if data not in self._known:
+            self._known[data] = len(self)
+            self._data += data
+        return self._known[data]
+
+    def packed(self) -> bytes:
+        """Return all numbers."""
+        return bytes(self._data)
+
+
+def render_interactive(sweeps: Sequence[ReportedSweep], now: float | None = None) -> str:
+    """Return the page of one sweep, or of several that are compared.
+
+    Args:
+        sweeps: the sweeps, ≥ 1.
+        now: the time that the page states, in seconds since the epoch; None: the present.
+    """
+    numbers = _Numbers()
+    data = _page_data(sweeps, numbers)
+    made = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time.time() if now is None else now))
+    data["made"] = f"made {made} by hpc-trainer report"
+    folder = Path(__file__).parent
+    script = (folder / "page.js").read_text(encoding="utf-8")
+    library = _plotly_js()
+    allowed = " ".join(f"'sha256-{_digest(text)}'" for text in (script, library))
+    policy = (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    extra = "".join(part for sweep in sweeps for part in (*sweep.report.studies, *sweep.report.own_sections))
+    title = html.escape(" and ".join(sweep.report.sweep for sweep in sweeps))
+    packed = {
+        "data": json.dumps(_plain(data), separators=(",", ":"), allow_nan=False).encode(),
+        "numbers": numbers.packed(), "plotly": library.encode(),
+    }  # fmt: skip
+    # Base64 has no character that could end the element.
+    scripts = "".join(
+        f'<script type="text/plain" id="{name}">{_compressed(content)}</script>\n' for name, content in packed.items()
+    )
+    page = (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}"><title>{title}</title>'
+        f"<style>{STYLE}{(folder / 'page.css').read_text(encoding='utf-8')}</style></head><body>\n"
+        '<main id="app"><p>This page needs its scripts. <code>hpc-trainer report --plain</code> writes one without.'
+        f"</p></main>\n{extra}\n{scripts}"
+    )
+    page = visible(page.encode("utf-8", "replace").decode("utf-8"))
+    return f"{page}<script>{script}</script></body></html>\n"  # as it is: its digest is in the policy
+
+
+def _plotly_js() -> str:
+    spec = importlib.util.find_spec(PLOTLY)
+    assert spec is not None
+    assert spec.origin is not None
+    return (Path(spec.origin).parent / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
+
+
+def _digest(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _compressed(data: bytes) -> str:
+    return base64.b64encode(gzip.compress(data, 6, mtime=0)).decode()
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON that browsers read: not finite numbers become texts."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
+
+
+# --- data of the page ---
+
+
+def _page_data(sweeps: Sequence[ReportedSweep], numbers: _Numbers) -> dict[str, Any]:
+    tables = [result_table(sweep.status, typed=True) for sweep in sweeps]
+    axes = list(dict.fromkeys(axis for table in tables for axis in table.axes))
+    metrics = list(dict.fromkeys(name for table in tables for name in table.metrics))
+    runs: list[dict[str, Any]] = []
+    reports: list[RunReport] = []
+    described = []
+    places: dict[tuple[int, str], int] = {}
+    for number, (sweep, table) in enumerate(zip(sweeps, tables, strict=True)):
+        base, config_of = _configurations(sweep.status)
+        described.append(_sweep(sweep, base))
+        for row, report in zip(table.rows, sweep.report.runs, strict=True):
+            places[number, report.run_id] = len(runs)
+            run = sweep.status.run(report.run_id)
+            runs.append(_run(number, run, report, row, axes, config_of.get(report.run_id)))
+            reports.append(report)
+    _add_telemetry(sweeps, runs, places, numbers)
+    metric = next((name for name in (*BEST_BY, *metrics) if name in metrics), None)
+    is_up = metric is not None and small_is_better(metric)
+    known = [(run["cells"][metric], place) for place, run in enumerate(runs) if _is_finite(run["cells"].get(metric))]
+    best = None if not known else min(known, key=lambda pair: pair[0] if is_up else -pair[0])[1]
+    explained = [_failures(number, sweep.status, places) for number, sweep in enumerate(sweeps)]
+    return {
+        "sweeps": described, "runs": runs, "axes": axes, "columns": _columns(runs, tables, axes, metrics),
+        "curves": _curves(reports, numbers), "metric": metric, "best": best, "first": best or 0,
+        "sort": "run_id" if metric is None else metric, "is_up": metric is None or is_up, "bad": BAD,
+        "kinds": [{"name": kind.value, "words": words, "light": KIND_COLOURS[kind][0], "dark": KIND_COLOURS[kind][1]}
+                  for kind, words in WORDS.items()],
+        "failures": [group for groups in explained for group in groups], "nodes": _nodes(sweeps),
+        "scaling": [_scaling(number, study, places) for number, sweep in enumerate(sweeps)
+                    for study in sweep.report.scaling],
+        **_importance(runs, axes, metrics),
+    }  # fmt: skip
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _sweep(sweep: ReportedSweep, base: Mapping[str, Any]) -> dict[str, Any]:
+    report = sweep.report
+    written = read_json(sweep.status.sweep.sweep) or {}
+    command, code = written.get("command"), written.get("code")
+    revision = code.get("git_revision") if isinstance(code, Mapping) else None
+    return {
+        "name": report.sweep, "notes": report.notes, "advice": report.advice, "next": report.next, "config": base,
+        "command": shlex.join(["hpc-trainer", *map(str, command[1:])]) if isinstance(command, list) else None,
+        "revision": revision,
+    }  # fmt: skip
+
+
+def _configurations(status: SweepStatus) -> tuple[dict[str, Any], dict[str, tuple[dict[str, Any], list[str]]]]:
+    """Return the first run's configuration, and of each run the values that differ and the keys that it lacks."""
+    base: dict[str, Any] = {}
+    others: dict[str, tuple[dict[str, Any], list[str]]] = {}
+    for spec in list(status.specs.values())[:_MOST_DETAILED]:
+        values = _configuration(spec)
+        base = base or values
+        others[spec.run_id] = (
+            {key: value for key, value in values.items() if key not in base or base[key] != value},
+            [key for key in base if key not in values],
+        )
+    return base, others
+
+
+def _configuration(spec: RunSpec) -> dict[str, Any]:
+    """Return every key of a run's configuration with its value; {} if it cannot be read."""
+    values = {} if spec.is_lost else dict(leaves(spec.config))
+    if isinstance(spec.config, LateConfig):
+        spec.config.forget()  # 10,000 parsed configurations would take 190 MB
+    return values
+
+
+def _axis_value(value: Any) -> Any:
+    return as_value(value) if isinstance(value, str) else value
+
+
+def _run(
+    number: int, run: RunStatus, report: RunReport, row: Mapping[str, Any], axes: Sequence[str],
+    config: tuple[dict[str, Any], list[str]] | None,
+) -> dict[str, Any]:  # fmt: skip
+    cells = {key: value for key, value in row.items() if key not in axes}
+    # Runs of another sweep of the page need not differ in its axes.
+    values = _configuration(run.spec) if any(axis not in row for axis in axes) else {}
+    cells |= {axis: _axis_value(row.get(axis, values.get(axis))) for axis in axes}
+    cells["hardware"] = report.hardware
+    cells["node"] = run.node
+    cells |= {key: value for key, value in report.speed.items() if key in ("tokens_per_s", "samples_per_s", "mfu")}
+    cells |= _best_values(report)
+    ledger = report.ledger
+    if ledger is not None and ledger.goodput is not None:
+        cells["goodput"] = round(ledger.goodput, 4)
+    cause = report.cause if report.hint is None else f"{report.cause}; {report.hint}"
+    return {
+        "id": report.run_id, "sweep": number, "cells": cells, "cause": None if report.cause == "done" else cause,
+        "lines": report.last_lines, "node": ", ".join(dict.fromkeys(attempt.node for attempt in run.attempts)),
+        "gpus": run.spec.shape.num_nodes * run.spec.shape.gpus_per_node, "overrides": " ".join(run.spec.overrides),
+        "code": None if run.submission is None or run.submission.code is None else run.submission.code[:12],
+        "config": {} if config is None else config[0], "lacks": [] if config is None else config[1], "series": [],
+        "ledger": None if ledger is None else {
+            "elapsed_s": round(ledger.elapsed_s, 1),
+            "good_s": round(math.fsum(ledger.seconds.get(kind, 0.0) for kind in TRAINS), 1),
+            "seconds": {kind.value: round(seconds, 1) for kind, seconds in ledger.seconds.items()},
+        },
+    }  # fmt: skip
+
+
+def _best_values(report: RunReport) -> dict[str, float]:
+    """Return the best value of each metric, unless only a part of the run's records was read."""
+    if report.is_sampled:
+        return {}
+    return {
+        f"{name}{BEST}": (min if small_is_better(name) else max)(value for _, value in curve)
+        for name, curve in report.curves.items()
+    }
+
+
+def _columns(
+    runs: Sequence[Mapping[str, Any]], tables: Sequence[ResultTable], axes: Sequence[str], metrics: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return the table's columns in order; those that most people read are shown at first."""
+    names = list(dict.fromkeys(name for run in runs for name in run["cells"]))
+    differs = {name for name in names if len({str(run["cells"].get(name)) for run in runs}) > 1}
+    first = [
+        "run_id", *(["hardware"] if "hardware" not in axes else []), *axes, "state", "step", *metrics,
+        *(f"{metric}{BEST}" for metric in metrics), "goodput", *SPEED, "gpu_hours", "wall_s", "queue_s", "attempts",
+    ]  # fmt: skip
+    ordered = [name for name in dict.fromkeys(first) if name in names]
+    ordered += [name for name in names if name not in ordered]
+    shown = {"run_id", "state", "step", "goodput", "attempts" if "attempts" in differs else "state"}
+    shown |= {"gpu_hours" if any(run["cells"].get("gpu_hours") for run in runs) else "wall_s"}
+    shown |= {*axes[:_SHOWN_AXES], *metrics[:_SHOWN_METRICS]} | ({"hardware"} & differs)
+    costs = {cost for table in tables for cost in table.costs} | {"step", "attempts"}
+    return [
+        {
+            "name": name, "kind": "axis" if name in axes else "metric" if name in metrics else "other",
+            "num": any(_is_finite(run["cells"].get(name)) for run in runs), "shown": name in shown,
+            "up": name in costs or name in axes or name in ("run_id", "state", "node", "hardware")
+            or ((name in metrics or name.endswith(BEST)) and small_is_better(name.removesuffix(BEST))),
+        }
+        for name in ordered
+    ]  # fmt: skip
+
+
+def _curves(reports: Sequence[RunReport], numbers: _Numbers) -> dict[str, dict[int, tuple[int, int, int]]]:
+    """Return metric -> run -> places of its steps and values, and their count."""
+    total = sum(len(curve) for report in reports for curve in report.curves.values())
+    share = min(1.0, _NUMBERS_OF_CURVES / max(1, total))
+    names = list(dict.fromkeys(name for report in reports for name in report.curves))
+    ordered = [*(name for name in BEST_BY[::-1] if name in names), *(name for name in names if name not in BEST_BY)]
+    curves: dict[str, dict[int, tuple[int, int, int]]] = {name: {} for name in ordered}
+    for place, report in enumerate(reports):
+        for name, curve in report.curves.items():
+            points = curve if share == 1.0 else thinned(curve, max(50, int(share * len(curve))))
+            steps = numbers.add((step for step, _ in points), are_steps=True)
+            curves[name][place] = steps, numbers.add(value for _, value in points), len(points)
+    return curves
+
+
+def _add_telemetry(
+    sweeps: Sequence[ReportedSweep], runs: Sequence[dict[str, Any]], places: Mapping[tuple[int, str], int],
+    numbers: _Numbers,
+) -> None:  # fmt: skip
+    detailed = list(places.items())[:_MOST_DETAILED]
+    share = _NUMBERS_OF_TELEMETRY // max(1, len(detailed))
+    for (number, run_id), place in detailed:
+        status = sweeps[number].status
+        charts: list[Series] = [
+            chart for find in contributions("report_series") for chart in find(status, status.run(run_id))
+        ]
+        count = sum(min(_MOST_LINES, len(chart.lines)) for chart in charts)
+        most = max(_FEWEST_POINTS, share // max(1, 2 * count))
+        runs[place]["series"] = [_series(chart, most, numbers) for chart in charts]
+
+
+def _series(chart: Series, most: int, numbers: _Numbers) -> dict[str, Any]:
+    lines = []
+    for name, points in chart.lines[:_MOST_LINES]:
+        kept = thinned(points, most)
+        minutes, values = numbers.add(at for at, _ in kept), numbers.add(value for _, value in kept)
+        lines.append({"name": name, "x": minutes, "y": values, "n": len(kept)})
+    more = len(chart.lines) - len(lines)
+    title = f"{chart.title} ({len(lines)} of {len(chart.lines)} lines)" if more else chart.title
+    return {"title": title, "unit": chart.unit, "is_share": chart.is_share, "lines": lines}
+
+
+def _scaling(number: int, study: Scaling, places: Mapping[tuple[int, str], int]) -> dict[str, Any]:
+    where = "".join(f" · {key}={value}" for key, value in study.axes.items())
+    points = [
+        {name: getattr(point, name) for name in ("hardware", "ranks", "global_batch_size", "throughput", "speedup",
+         "efficiency", "data_wait_share")} | {"run": places[number, point.run_id]}
+        for point in study.points
+    ]  # fmt: skip
+    return {"title": f"{study.kind.capitalize()} scaling{where}", "unit": study.unit, "points": points}
+
+
+# --- failures ---
+
+
+def _failures(number: int, status: SweepStatus, places: Mapping[tuple[int, str], int]) -> list[dict[str, Any]]:
+    """Return groups of runs that need a user, with equal explanations by `why`; the largest group first."""
+    chosen = [run for run in status.open_among(status.specs) if run.state not in _AT_PEACE][:_MOST_EXPLAINED]
+    groups: dict[tuple[str, ...], list[Why]] = {}
+    for run in chosen:
+        why = explain(status, run, asks_slurm=False)
+        because = [] if why.state is RunState.CANCELLED else why.evidence[:1]
+        frame = [] if why.frame is None else [why.frame]
+        same = (why.state.value, why.verdict, *frame, *(_PLACE_OF_ERROR.sub("", line) for line in because))
+        groups.setdefault(same, []).append(why)
+    return [
+        {
+            "state": same[0], "verdict": same[1], "advice": group[0].advice,
+            "because": [*same[2:], *([f"its last line: {group[0].said}"] if group[0].said else [])],
+            "runs": [places[number, why.run_id] for why in group],
+        }
+        for same, group in sorted(groups.items(), key=lambda item: -len(item[1]))
+    ]  # fmt: skip
+
+
+def _nodes(sweeps: Sequence[ReportedSweep]) -> list[dict[str, Any]]:
+    """Return the nodes on which an attempt failed, with causes; the node with most of them first."""
+    causes: dict[str, Counter[str]] = {}
+    for sweep in sweeps:
+        for run in sweep.status.open_runs.values():
+            for attempt in run.attempts:
+                if attempt.state is not None and attempt.state.has_failed:
+                    causes.setdefault(attempt.node, Counter())[attempt.cause or attempt.state.value] += 1
+    return [
+        {
+            "name": node,
+            "count": counts.total(),
+            "causes": ", ".join(f"{count} {cause}" for cause, count in counts.items()),
+        }
+        for node, counts in sorted(causes.items(), key=lambda item: -item[1].total())
+    ]
+
+
+# --- importance ---
+
+
+def _importance(runs: Sequence[Mapping[str, Any]], axes: Sequence[str], metrics: Sequence[str]) -> dict[str, Any]:
+    """Return the importance of each axis for each metric, and what to know about it; {} with too few runs."""
+    varied = [axis for axis in axes if len({str(run["cells"].get(axis)) for run in runs}) > 1]
+    asked = {}
+    for metric in metrics[:_MOST_METRICS]:
+        whole = [
+            run["cells"]
+            for run in runs
+            if run["cells"]["state"] == "COMPLETED" and _is_finite(run["cells"].get(metric))
+        ]
+        if len(whole) >= _FEWEST_RUNS and len({cells[metric] for cells in whole}) > 1:
+            columns = [[_plain(cells.get(axis)) for cells in whole] for axis in varied]
+            asked[metric] = {"columns": columns, "targets": [float(cells[metric]) for cells in whole]}
+    if not asked or not varied:
+        return {}
+    try:
+        answered = ask("hpc_trainer.worker.importance", "importance", {"metrics": asked})
+    except (HpcTrainerError, OSError) as error:
+        return {"importance": {}, "importance_note": f"not known: {error}"}
+    found = {
+        metric: sorted(
+            ({"axis": axis, "share": share, "std": std} for axis, (share, std) in zip(varied, pairs, strict=True)),
+            key=lambda one: -float(one["share"]),
+        )
+        for metric, pairs in answered.items()
+    }
+    note = "A random forest's decisions by axis, over complete runs; bars show how far its trees differ."
+    return {"importance": found, "importance_note": note}

@@ -1,0 +1,441 @@
+"""Signs: lines of a failed run's output with a known meaning, what each means, and what helps.
+
+A job may print any text: the text is matched here, and escaped where it is shown (cli/terminal.py). A line without a
+sign means nothing: `why` then says that it does not know. tests/programs/failing.py fails in most of these ways.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """Pattern of a job's last output (`pattern`), its meaning (`says`), and help for the run {run} (`advice`).
+
+    `matched` is the pattern's first matching group, for {found} in the texts. `line` is the line that matched.
+    `sign_of` fills both in, and {found} only in `says`.
+    """
+
+    name: str
+    pattern: re.Pattern[str]
+    says: str
+    advice: tuple[str, ...]
+    is_of_node: bool = False
+    """True if the node is at fault: the same run may succeed on another one."""
+    matched: str = ""
+    line: str = ""
+
+
+def _sign(name: str, pattern: str, says: str, *advice: str, is_of_node: bool = False) -> Sign:
+    return Sign(name, re.compile(pattern), says, advice, is_of_node)
+
+
+_MAX_CHARS, _MAX_FOUND = 500, 80
+_NO_MODULE = "run `module avail` on such a node, and write the right name into cluster.setup"
+_ELSEWHERE = "hpc-trainer retry {run} hardware.exclude={exclude}: the same run goes on, on another node"
+_CENTRE = "tell your centre which node it was: {node}"
+_MORE_MEMORY = "hpc-trainer retry {run} {memory}"
+_LESS_GPU_MEMORY = (
+    "a smaller batch, or its own checkpointing of activations; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True by "
+    "cluster.env, if much is reserved and not allocated",
+    "larger GPUs: hardware.gpu_type, hardware.constraint",
+)
+_OWN_CODE = "mend the code or its input, then: hpc-trainer retry {run}"
+
+# A line is compared with the signs in this order. The first group may be empty.
+SIGNS = (
+    # The GPU, its driver, and what it says of a program.
+    _sign(
+        "gpu_lost",
+        r"fallen off the bus|GPU is lost|ERROR_GPU_IS_LOST|Xid \([^)]*\): 79\b",
+        "the node has lost contact with a GPU", _ELSEWHERE, _CENTRE,
+        is_of_node=True,
+    ),
+    _sign(
+        "gpu_ecc",
+        r"(?i:uncorrectable ECC error)|CUDA_ERROR_ECC_UNCORRECTABLE|Xid \([^)]*\): (?:48|63|64|92|94|95|140)\b",
+        "the memory of a GPU is faulty (ECC)", _ELSEWHERE, _CENTRE,
+        is_of_node=True,
+    ),
+    _sign(
+        "gpu_program",
+        r"Xid \([^)]*\): (13|31|43|45|68|69)\b",
+        "the driver ended the program's work on a GPU (Xid {found}): mostly an error of the program, such as an "
+        "illegal access",
+        "run once with CUDA_LAUNCH_BLOCKING=1 by cluster.env: the traceback then names the operation",
+        "if other programs fail on the same node too: " + _ELSEWHERE,
+    ),
+    _sign(
+        "gpu_broken",
+        r"Xid \([^)]*\): (\d+)\b",
+        "the driver reports an error of a GPU (Xid {found})", _ELSEWHERE, _CENTRE,
+        is_of_node=True,
+    ),
+    _sign(
+        "gpu_memory",
+        r"(?:CUDA|HIP) out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
+        r"|RESOURCE_EXHAUSTED: Out of memory|OOM when allocating tensor|CUDA_ERROR_OUT_OF_MEMORY",
+        "the memory of a GPU was not enough", *_LESS_GPU_MEMORY,
+    ),
+    _sign(
+        "gpu_none",
+        r"No CUDA GPUs are available|no CUDA-capable device is detected|Found no NVIDIA driver|CUDA unknown error"
+        r"|NVIDIA-SMI has failed|CUDA_ERROR_NO_DEVICE",
+        "the program sees no GPU",
+        "does the run ask for one (hardware=gpu_x1, hardware.gpus_per_node)? Is CUDA_VISIBLE_DEVICES set?",
+        "if other runs found one, its node may be at fault: " + _ELSEWHERE,
+    ),
+    _sign(
+        "gpu_busy",
+        r"all CUDA-capable devices are busy or unavailable|CUDA_ERROR_DEVICE_UNAVAILABLE",
+        "another process holds the GPU, or its compute mode forbids a second one", _ELSEWHERE, _CENTRE,
+        is_of_node=True,
+    ),
+    _sign(
+        "gpu_driver",
+        r"CUDA driver version is insufficient|NVIDIA driver on your system is too old"
+        r"|forward compatibility was attempted",
+        "the node's NVIDIA driver is older than the program's CUDA needs",
+        "an environment with an older CUDA, or nodes with a newer driver: hardware.constraint, hardware.partition",
+    ),
+    _sign(
+        "gpu_build",
+        r"no kernel image is available|CUDA_ERROR_NO_BINARY_FOR_GPU|Torch not compiled with CUDA enabled",
+        "the program's CUDA code was not built for this GPU, or not at all",
+        "an environment that is built for it (`python -c 'import torch; print(torch.cuda.get_arch_list())'`)",
+        "or another GPU: hardware.gpu_type, hardware.constraint",
+    ),
+    _sign(
+        "gpu_assert",
+        r"device-side assert triggered",
+        "an assertion failed on the GPU: mostly an index or a label outside its range",
+        "run once with CUDA_LAUNCH_BLOCKING=1 by cluster.env, or on a CPU: the message then names the operation",
+    ),
+    _sign(
+        "gpu_access",
+        r"CUDA error: (an illegal memory access|misaligned address|unspecified launch failure|an illegal instruction)",
+        "a kernel on the GPU did what it must not ({found})",
+        "run once with CUDA_LAUNCH_BLOCKING=1 by cluster.env: the traceback then names the operation",
+        "if it works on other nodes: " + _ELSEWHERE,
+    ),
+    # Ranks that wait for each other, and the network.
+    _sign(
+        "nccl_timeout",
+        r"Watchdog caught collective operation timeout(?:: (WorkNCCL\([^)]*\)))?",
+        "a collective did not end in time, because a rank came late or not at all{found}",
+        "{logs}: look at the rank that is named, or at one that did not print this line",
+        "if a rank loads or evaluates for long: a larger parallel.timeout_s, or the program's own time-out",
+    ),
+    _sign(
+        "network",
+        r"nccl(?:SystemError|UnhandledCudaError|InternalError)|NCCL error: unhandled (?:system|cuda) error|IBV_WC_\w+"
+        r"|Got completion .* with (?:error|status)",
+        "NCCL, which the ranks talk by, failed",
+        "NCCL_DEBUG=INFO by cluster.env names the call; NCCL_SOCKET_IFNAME and NCCL_IB_HCA choose the network",
+        "if it works on other nodes: " + _ELSEWHERE,
+    ),
+    _sign(
+        "peer_lost",
+        r"ncclRemoteError|Connection closed by peer|Connection reset by peer|remote process exited|Broken pipe",
+        "another process broke the connection: mostly because it had failed first",
+        "{logs}: which rank failed first, and why?",
+    ),
+    _sign(
+        "port_taken",
+        r"Address already in use|EADDRINUSE",
+        "the port that it wanted to listen at is in use",
+        "let the program choose a free port, or take $MASTER_PORT; hpc-trainer retry {run}",
+    ),
+    _sign(
+        "no_internet",
+        r"Name or service not known|Temporary failure in name resolution|Network is unreachable|Failed to resolve '"
+        r"|No address associated with hostname",
+        "the node cannot reach an address: compute nodes often have no internet",
+        "fetch it on a login node first; HF_HUB_OFFLINE=1 and WANDB_MODE=offline by cluster.env",
+    ),
+    _sign(
+        "refused",
+        r"Connection refused",
+        "nobody listens at the address that it asks",
+        "does the server that it needs run, and on which node?",
+    ),
+    _sign(
+        "not_logged_in",
+        r"\b401 Client Error|GatedRepoError|api_key not configured|Invalid username or password|\b403 Client Error",
+        "a service on the internet does not accept its credentials, or has none",
+        "log in on a login node, or set the service's variable by cluster.env",
+    ),
+    # Environments and files.
+    _sign(
+        "missing_module",
+        r"No module named '?([\w.]+)",
+        "its Python has no module {found}",
+        "does cluster.python, or the last line of cluster.setup, lead to the environment that you mean?",
+        "install {found} there (pip install), or add its folder to PYTHONPATH by cluster.env",
+    ),
+    _sign(
+        "no_modules",
+        r"\bmodule: (?:command )?not found",
+        "the node's shell has no `module`",
+        "source the site's own file first, in cluster.setup: often `source /etc/profile.d/modules.sh` or "
+        "/etc/profile.d/lmod.sh",
+    ),
+    _sign(
+        "unknown_module",
+        r"The following module\(s\) are unknown: \"?([\w./+-]+)|Unable to locate a modulefile for '([\w./+-]+)",
+        "there is no module {found}",
+        _NO_MODULE,
+    ),
+    _sign(
+        "no_conda",
+        r"\bconda: (?:command )?not found|Run 'conda init'|not been properly configured to use 'conda activate'",
+        "the node's shell does not know conda",
+        "add this line to cluster.setup before `conda activate`: source CONDA_FOLDER/etc/profile.d/conda.sh",
+        "or set the Python without activation: cluster.python=CONDA_FOLDER/envs/NAME/bin/python",
+    ),
+    _sign(
+        "no_environment",
+        r"Could not find conda environment: (\S+)|EnvironmentNameNotFound: .*?: (\S+)",
+        "there is no conda environment {found}",
+        "`conda env list` shows those that there are",
+    ),
+    _sign(
+        "old_system",
+        r"version `?(GLIBC\w*_[\w.]+)'? not found",
+        "a library or program was built for a newer system than the node's ({found})",
+        "use an environment that was made on such a node, or a container",
+    ),
+    _sign(
+        "missing_library",
+        r"([\w.+-]+\.so[\w.]*): cannot open shared object file",
+        "the library {found} is not found on the node",
+        "load the module that brings it in cluster.setup, or set LD_LIBRARY_PATH in cluster.env",
+    ),
+    _sign(
+        "wrong_version",
+        r"cannot import name '(\w+)'|undefined symbol: (\S+)|module '[\w.]+' has no attribute '(\w+)'",
+        "a package has no {found}: mostly another version of it is installed",
+        "compare `pip list` in cluster.python's environment with the one in which it worked",
+    ),
+    _sign(
+        "wrong_binary",
+        r"Exec(?:utable file)? format error",
+        "a program was built for another kind of processor, or is not a program",
+        "run `file PROGRAM` on such a node, then use another cluster.python or environment",
+    ),
+    _sign(
+        "encoding",
+        r"Unicode(?:Decode|Encode)Error",
+        "a text has characters that the encoding does not have",
+        "PYTHONUTF8=1 by cluster.env, or name the encoding where the file is opened",
+    ),
+    _sign(
+        "damaged_file",
+        r"Ran out of input|UnpicklingError|invalid load key|BadZipFile|not a zip file|Compressed file ended before"
+        r"|PytorchStreamReader failed|JSONDecodeError|zlib\.error|BadGzipFile|SafetensorError|image file is truncated"
+        r"|CRC check failed|CRC-32|unexpected end of (?:data|file)|cannot identify image file",
+        "a file that it reads is damaged, cut short, or of another kind",
+        "which file, says the traceback: compare its size and checksum with the original",
+    ),
+    _sign(
+        "missing_file",
+        r"(?:execve\(\)|bash|line \d+): (\S+): No such file|exec: (\S+): not found|can't open file '([^']+)'"
+        r"|No such file or directory: '([^']+)'",
+        "the node has no file {found}",
+        "is the file on a disk that this node sees? If cluster.python is missing, write its full path",
+    ),
+    _sign(
+        "missing_command",
+        r"(\S+): command not found",
+        "the node's shell finds no program {found}",
+        "in cluster.setup, write its full path, or load the module that brings it",
+    ),
+    # Memory, disks and limits of the node.
+    _sign(
+        "shared_memory",
+        r"out of shared memory|insufficient shared memory|unable to (?:allocate|write|mmap).*/(?:dev/shm|torch_)"
+        r"|No space left on device: '/dev/shm",
+        "the shared memory of the node, /dev/shm, is full",
+        "fewer data workers; in a container a larger --shm-size; or torch's `file_system` sharing strategy",
+    ),
+    _sign(
+        "host_memory",
+        r"(?i)oom[-_ ]kill|Out Of Memory|task\w* [\d,-]+: Killed|^Killed$|line \d+: +\d+ Killed|^MemoryError\b"
+        r"|\bMemoryError: |DefaultCPUAllocator: (?:can't|not enough)|Cannot allocate memory|killed by signal: Killed"
+        r"|std::bad_alloc",
+        "it was killed, most likely because the memory was full",
+        _MORE_MEMORY,
+    ),
+    _sign(
+        "disk_full",
+        r"No space left on device|Disk quota exceeded",
+        "a disk is full, or its quota is used up",
+        "make room; `quota` or the site's own command shows what is used",
+    ),
+    _sign(
+        "broken_disk",
+        r"Input/output error|Stale file handle|Remote I/O error|Read-only file system"
+        r"|Transport endpoint is not connected",
+        "the node's disk or file server failed",
+        "hpc-trainer retry {run}", "if it fails again: " + _ELSEWHERE,
+        is_of_node=True,
+    ),
+    _sign(
+        "file_too_large",
+        r"File too large|SIGXFSZ|File size limit exceeded",
+        "a file became larger than a limit (ulimit -f) or the file system allows",
+        "ulimit -f unlimited in cluster.setup, if the site allows it; else write smaller files",
+    ),
+    _sign(
+        "open_files",
+        r"Too many open files",
+        "it has more files open than its limit allows (ulimit -n)",
+        "ulimit -n 65536 in cluster.setup, if the site allows it; fewer data workers",
+    ),
+    _sign(
+        "processes",
+        r"can't start new thread|fork: (?:retry: )?(?:Resource temporarily unavailable|Cannot)"
+        r"|BlockingIOError: \[Errno 11\]|Resource temporarily unavailable",
+        "it has more processes or threads than its limit allows (ulimit -u)",
+        "fewer data workers or threads (OMP_NUM_THREADS by cluster.env)",
+    ),
+    _sign(
+        "permission",
+        r"(\S+): Permission denied|Permission denied: '([^']+)'|Permission denied|Operation not permitted",
+        "a file may not be read, written or run: {found}",
+        "run `ls -ld` on it and on the folders above it, on such a node",
+    ),
+    # The program itself.
+    _sign(
+        "weights",
+        r"(?:Missing|Unexpected) key\(s\) in state_dict|size mismatch for \S+|Error\(s\) in loading state_dict",
+        "the weights that it loads are of another model",
+        "the same model as that of the weights, or weights of this one",
+    ),
+    _sign(
+        "shapes",
+        r"shapes cannot be multiplied|must match the (?:existing )?size|Sizes of tensors must match"
+        r"|shape '.*' is invalid for|could not be broadcast together|Expected input batch_size",
+        "two tensors have shapes that do not go together",
+        _OWN_CODE,
+    ),
+    _sign(
+        "labels",
+        r"Target -?\d+ is out of bounds|index out of range in self",
+        "a label or an index in the data is outside its range",
+        "compare the number of classes, or of tokens, with the largest one in the data; then: hpc-trainer retry {run}",
+    ),
+    _sign(
+        "arguments",
+        r"error: (unrecognized arguments: .*|the following arguments are required: .*|argument \S+: .*)",
+        "the program does not accept its command line: {found}",
+        "another command is another run: hpc-trainer submit --command '..'",
+    ),
+    _sign(
+        "syntax",
+        r"\b(SyntaxError|IndentationError|TabError): ",
+        "Python cannot parse the code ({found})",
+        "is it meant for another version of Python? Else " + _OWN_CODE,
+    ),
+    _sign(
+        "not_a_number",
+        r"(?i)\b(?:loss|gradients?) (?:is|are|was|became) (?:nan|inf)|returned nan values|FloatingPointError",
+        "a loss or a gradient became NaN or infinite",
+        "a smaller learning rate, clipping, fp32; is there NaN in the data?",
+    ),
+    _sign(
+        "crash",
+        r"(Segmentation fault|Bus error|Illegal instruction|Aborted|ended with SIG(?:SEGV|BUS|ILL|FPE|ABRT)"
+        r"|double free or corruption|terminate called after throwing)",
+        "a library of its own language crashed ({found})",
+        "hpc-trainer logs {run} --all-ranks shows what came before; `Illegal instruction`: built for another "
+        "processor; `Bus error`: /dev/shm may be full (fewer data workers)",
+    ),
+    _sign(
+        "cpu_time",
+        r"ended with SIGXCPU|CPU time limit exceeded",
+        "it used more processor time than its limit allows (ulimit -t)",
+        "ulimit -t unlimited in cluster.setup, if the site allows it",
+    ),
+    _sign(
+        "signal",
+        r"ended with SIG(TERM|INT|HUP|USR1|USR2|PIPE|QUIT|ALRM)",
+        "a signal ended it that neither hpc-trainer nor Slurm sent: SIG{found}",
+        "did it, or a user on the node, send the signal? {logs}", "hpc-trainer retry {run}",
+    ),
+    _sign(
+        "srun",
+        r"^srun: (?:(?:error|fatal): )?(?!\S+: tasks? )(.*(?:option|[Ii]nvalid|[Uu]nable|permitted|requested).*)",
+        "srun did not start the ranks: {found}",
+        "check cluster.srun_args, and hardware.* if the error names a resource",
+    ),
+)  # fmt: skip
+
+_TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
+# Errors of a program that only passes on the failure of another one, which is told above it.
+_PASSED_ON = re.compile(
+    r"ChildFailedError|CalledProcessError|ProcessRaisedException|ProcessExitedException|the program ended with|"
+    r"Primary job terminated|BrokenProcessPool"
+)
+_DIRECT_CAUSE = "the direct cause of the following exception"
+_WARNING = re.compile(r"\bWARNING\b|Warning: |\[W\d|level=warn|(?i:\bretrying\b)")
+
+
+def sign_of(lines: Iterable[str]) -> Sign | None:
+    """Return the sign that the newest telling line shows, with `matched`, `line` and `says` filled in, or None.
+
+    If the output ends with a traceback, only its error tells: what was printed earlier did not end the run.
+    """
+    lines = [*lines]
+    for line in reversed(_telling(lines)):
+        for sign in SIGNS:
+            match = sign.pattern.search(line[:_MAX_CHARS])
+            if match is not None:
+                named = next((group for group in match.groups() if group), "")[:_MAX_FOUND]
+                says = sign.says
+                if sign.name == "nccl_timeout":
+                    says = says.replace("{found}", _late(lines))
+                return replace(sign, says=says.replace("{found}", named), matched=named, line=line)
+    return None
+
+
+def _telling(lines: Sequence[str]) -> list[str]:
+    """Return the lines that may tell why a run ended: no warnings, nothing above the last error's traceback."""
+    begins = [index for index, line in enumerate(lines) if _TRACEBACK.search(line)]
+    first = len(lines)
+    for index in reversed(begins):
+        error = [line for line in lines[index + 1 : first] if line.strip() and not line[:1].isspace()]
+        first = index
+        above = lines[max(0, index - 3) : index]
+        is_passed_on = not error or any(map(_PASSED_ON.search, error[:1]))
+        if not is_passed_on and not any(_DIRECT_CAUSE in line for line in above):
+            break
+    else:
+        first = 0
+    has_frames = bool(begins)
+    told = [line for line in lines[first:] if not (has_frames and line[:2] == "  ")]
+    return [line for line in told if not _WARNING.search(line)]
+
+
+_ENQUEUED = re.compile(r"Rank (\d+)\].*last enqueued NCCL work: (\d+)")
+
+
+def _late(lines: Iterable[str]) -> str:
+    """Return which ranks came late to a collective, from what the ranks' watchdogs printed; "" if they do not tell."""
+    enqueued = {int(match[1]): int(match[2]) for match in map(_ENQUEUED.search, lines) if match is not None}
+    last = [rank for rank, work in sorted(enqueued.items()) if work == min(enqueued.values())]
+    if len(last) == len(enqueued):
+        return ""
+    ranks = f"ranks {', '.join(map(str, last[:8]))} were" if len(last) > 1 else f"rank {last[0]} was"
+    return f": {ranks} behind the others"
+
+
+def found_in(lines: Sequence[str], line: str) -> Iterator[int]:
+    """Yield the numbers, counted from 1, of the lines that are or contain this one, the newest first."""
+    wanted = line.strip()
+    for index in range(len(lines) - 1, -1, -1):
+        if wanted and wanted in lines[index]:
+            yield index + 1

@@ -1,0 +1,60 @@
+"""Programs that really fail, each for a known reason that `why` names; the corpus of the unit tests is made of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.programs.failing import LABELS, SAYS
+from tests.starting_points import PROGRAMS
+
+if TYPE_CHECKING:
+    from tests.integration.conftest import LocalDriver
+
+CORPUS = Path(__file__).parents[2] / "unit" / "operate" / "failures.jsonl"
+
+
+def plain(text: str) -> str:
+    """A recorded text without the names of this machine, and without checksums, which would no longer fit."""
+    text = re.sub(r"/tmp/pytest-of-[^\"\s]*?/(?=failing\.py)", "/home/anna/project/", text)
+    text = re.sub(r"/tmp/pytest-of-[^\"\s:]*", "/home/anna/project", text)
+    for prefix in {sys.prefix, sys.base_prefix, str(Path(pytest.__file__).parents[4])}:
+        text = text.replace(prefix, "/home/anna/env")
+    text = text.replace(f'"{platform.node()}"', '"node1"').replace(f'"{platform.node()}:', '"node1:')
+    return re.sub(r', "crc": "[0-9a-f]{8}"\}', "}", text)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_why_names_the_reason_of_each(local: LocalDriver) -> None:
+    """With HPC_TRAINER_UPDATE_GOLDEN=1 the corpus is recorded anew."""
+    (local.folder / "failing.py").write_bytes((PROGRAMS / "failing.py").read_bytes())
+    process = local.start(
+        "submit", "--command", "python failing.py {params.case}", f"params.case={','.join(LABELS)}", "sweep_name=bad",
+        "cluster=local", "monitor.heartbeat_every_s=0", "--wait",
+    )  # fmt: skip
+    process.communicate(timeout=1700)
+    runs = {run["run_id"]: run for run in local.json("why", "bad")["runs"]}
+    cases = {run["axes"]["params.case"]: run["run_id"] for run in local.json("status", "bad")["runs"]}
+    found = {case: runs[run_id]["diagnosis"] for case, run_id in cases.items()}
+    if os.environ.get("HPC_TRAINER_UPDATE_GOLDEN"):
+        records = [_record(local.runs / "bad" / run_id, case) for case, run_id in cases.items()]
+        kept = [json.loads(line) for line in CORPUS.read_text().splitlines()] if CORPUS.exists() else []
+        records += [record for record in kept if record["case"] not in LABELS]
+        CORPUS.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert found == LABELS
+
+
+def _record(folder: Path, case: str) -> dict[str, object]:
+    files = {name: plain((folder / name).read_text()) for name in ("attempt-000.jsonl", "logs/attempt-000.rank-0.log")}
+    return {
+        "case": case, "label": LABELS[case], "source": SAYS[case][1] if case in SAYS else "tests/programs/failing.py",
+        "overrides": ["cluster=local"], "files": files,
+    }  # fmt: skip

@@ -1,0 +1,258 @@
+"""The interactive page in a real browser: nothing is asked for or executed, and table, filters and charts work."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_trainer.operate.report.data import build_report
+from hpc_trainer.operate.report.interactive import ReportedSweep, has_plotly, points_a_curve, render_interactive
+from hpc_trainer.record.metrics import read_metrics, sampled_metrics
+from hpc_trainer.record.reading import Faults
+from hpc_trainer.record.states import RunState
+from hpc_trainer.record.status import read_status
+from tests.unit.operate.browser import Tab, chromium, needs_chromium
+from tests.unit.record.builders import make_spec
+from tests.unit.record.sweeps import SweepOnDisk
+
+EVIL = '</script><img src=x onerror="window.pwned=1"><b>%{x}</b>&lt;i&gt;\'"\x00\ud800'
+plotly = pytest.mark.skipif(not has_plotly(), reason="plotly is not installed: pip install 'hpc_trainer[report]'")
+pytestmark = [plotly, pytest.mark.usefixtures("no_slurm")]
+
+
+def _write(path: Path, records: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def make_sweep(folder: Path, *, num_runs: int = 12, lines: int = 40, evil: bool = False) -> SweepOnDisk:
+    """A sweep over two axes and seeds, of which every sixth run failed; with `evil` all texts are hostile."""
+    chance = random.Random(0)
+    rates = [1e-4, 1e-3, 1e-2, 1e-1]
+    name = f"a.{EVIL}" if evil else "eval_loss"
+    specs = [
+        make_spec(
+            axes={"optim.lr": f"{rates[index % 4]:g}", "seed": str(index // 4), **({EVIL: EVIL} if evil else {})},
+            seed=index // 4,
+            optim__lr=rates[index % 4],
+            train__num_steps=lines * 10,
+        )
+        for index in range(num_runs)
+    ]
+    sweep = SweepOnDisk(folder, specs)
+    sweep.submit("500", executor="local")
+    for index in range(num_runs):
+        sweep.start(index, executor="local", resumed=0, node=EVIL if evil else f"n{index % 3}")
+        far = abs(math.log10(rates[index % 4]) + 2)
+        records = [
+            {"step": 10 * at, "loss": far + 2 / at + 0.05 * chance.random(), "steps_per_s": 2.0, "samples_per_s": 128.0}
+            for at in range(1, lines + 1)
+        ]
+        evals = [{"step": 10 * at, name: far + 1 / at} for at in range(lines // 4, lines + 1, lines // 4)]
+        _write(sweep.run(index).metrics, sorted([*records, *evals], key=lambda record: record["step"]))
+        if index % 6 == 5:
+            error = {"type": "ValueError", "message": EVIL if evil else "bad sample", "rank": 0, "node": "n1"}
+            sweep.end(index, state=RunState.FAILED, cause="exception", error={**error, "output": EVIL})
+        else:
+            sweep.end(index, state=RunState.COMPLETED, cause="done")
+            sweep.done(index, **{name: far + 1 / lines})
+    return sweep
+
+
+def page_of(*sweeps: SweepOnDisk) -> str:
+    most = points_a_curve(sum(len(sweep.specs) for sweep in sweeps))
+    statuses = [read_status(sweep.paths, is_look=True) for sweep in sweeps]
+    reports = [build_report(status, most_points=most) for status in statuses]
+    return render_interactive([ReportedSweep(*pair) for pair in zip(statuses, reports, strict=True)], now=0.0)
+
+
+def test_of_many_lines_some_are_parsed_and_evaluations_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    records = [{"step": at, "loss": 1 / at, "lr": 0.1} for at in range(1, 1001)]
+    records += [{"step": at, "eval_loss": 1.0} for at in range(100, 1001, 100)]
+    _write(path, sorted(records, key=lambda record: record["step"]))
+    sampled, gap = sampled_metrics(path, 100)
+    assert gap == 10
+    assert [record["step"] for record in sampled if "eval_loss" in record] == [*range(100, 1001, 100)]
+    steps = [record["step"] for record in sampled if "loss" in record]
+    assert (steps[0], steps[-1], len(steps), steps == sorted(steps)) == (1, 1000, 101, True)
+    assert sampled_metrics(path, 1000) == (read_metrics(path), 1)
+    with path.open("a") as file:
+        file.write('{"step": "x"}\n{"step": 5, "lo')
+    faults = Faults()
+    assert sampled_metrics(path, 1000, faults)[0] == read_metrics(path)
+    assert len(faults) == 1, "a torn end is no fault"
+    assert sampled_metrics(tmp_path / "none", 10) == ([], 1)
+
+
+@pytest.fixture(scope="module")
+def tab() -> Iterator[Tab]:
+    with chromium() as tab:
+        yield tab
+
+
+@pytest.fixture
+def clean_tab(tab: Tab) -> Tab:
+    tab.console.clear()
+    tab.requests.clear()
+    return tab
+
+
+CELLS = "[...document.querySelectorAll('.runs-table tbody tr')].map(row => Number(row.dataset.run))"
+# Every run's colours: those of its marks beside the table and legends, of lines, and of points.
+COLOURS = """(() => {
+  const found = {}, add = (run, colour) => { (found[run] ??= new Set()).add(colour); };
+  const probe = document.createElement('span');
+  const plain = (colour) => { probe.style.color = colour; return probe.style.color; };
+  for (const mark of document.querySelectorAll('.swatch')) add(mark.dataset.run, plain(mark.style.background));
+  for (const plot of document.querySelectorAll('.js-plotly-plot')) for (const trace of plot.data) {
+    if (trace.meta?.run !== undefined) add(trace.meta.run, plain(trace.line.color));
+    if (trace.customdata && Array.isArray(trace.marker?.color))
+      trace.customdata.forEach((run, at) => add(run, plain(trace.marker.color[at])));
+  }
+  return Object.fromEntries(Object.entries(found).map(([run, colours]) => [run, [...colours]]));
+})()"""
+
+
+def see_all(tab: Tab) -> None:
+    """Scroll through the page, so that every chart is drawn."""
+    tab.js("""(async () => { for (const figure of document.querySelectorAll('figure')) {
+        figure.scrollIntoView();
+        while (!figure.querySelector('.plot').dataset.fresh) await new Promise(done => setTimeout(done, 20));
+    } window.scrollTo(0, 0); })()""")
+    assert tab.js("document.querySelectorAll('.plot:not(.js-plotly-plot)').length") == 0
+
+
+def click(tab: Tab, selector: str) -> None:
+    tab.js(f"document.querySelector({json.dumps(selector)}).click()")
+
+
+def type_into(tab: Tab, selector: str, text: str) -> None:
+    """Focus an input and press keys, as a user does."""
+    tab.js(f"document.querySelector({json.dumps(selector)}).focus()")
+    tab.call("Input.insertText", text=text)
+
+
+@needs_chromium
+def test_a_user_sorts_filters_and_sees_equal_colours(clean_tab: Tab, tmp_path: Path) -> None:
+    tab, page = clean_tab, tmp_path / "page.html"
+    sweep = make_sweep(tmp_path / "runs" / "mine")
+    page.write_text(page_of(sweep), encoding="utf-8")
+    tab.open(page)
+    assert tab.js("document.querySelector('h1').textContent") == "mine"
+    assert tab.js(CELLS)[:3] == [2, 6, 10], "the best come first: optim.lr=0.01"
+    click(tab, "[data-column='optim.lr']")
+    rates = [float(sweep.specs[run].axes["optim.lr"]) for run in tab.js(CELLS)]
+    assert rates == sorted(rates)
+    assert tab.js("document.querySelector('[data-column=\"optim.lr\"]').closest('th').ariaSort") == "ascending"
+    click(tab, "[data-column='optim.lr']")
+    assert [float(sweep.specs[run].axes["optim.lr"]) for run in tab.js(CELLS)] == sorted(rates, reverse=True)
+    type_into(tab, "[data-filter='optim.lr']", ">1e-3 <=1e-2")
+    assert {sweep.specs[run].axes["optim.lr"] for run in tab.js(CELLS)} == {"0.01"}
+    type_into(tab, "[data-filter='state']", "fail")
+    assert tab.js(CELLS) == []
+    click(tab, "#clear")
+    assert len(tab.js(CELLS)) == 12
+    tab.press("/", "Slash", 191, "/")
+    assert tab.js("document.activeElement.id") == "search", "a key leads to the search"
+    tab.call("Input.insertText", text="FAILED")
+    assert sorted(tab.js(CELLS)) == [5, 11]
+    click(tab, "#clear")
+    click(tab, ".runs-table tbody tr:nth-child(2) input")
+    see_all(tab)
+    colours = tab.js(COLOURS)
+    assert len(colours) == 12
+    assert {run: len(found) for run, found in colours.items() if len(found) != 1} == {}
+    assert len({found[0] for found in colours.values()}) == 12
+    buttons = set(tab.js("[...document.querySelectorAll('.modebar-btn')].map(button => button.dataset.title)"))
+    assert buttons == {"Download plot as a PNG", "Zoom", "Pan", "Autoscale", "Reset axes"}, "none sends data away"
+    titles = tab.js("[...document.querySelectorAll('h2')].map(title => title.textContent)")
+    assert titles == ["Runs", "Curves", "Parameters", "Failures", "Time and cost", "One run"]
+    text = tab.js("document.body.textContent")
+    for words in ("2 × FAILED", "The training raised an exception", "ValueError: bad sample", "Slice: optim.lr"):
+        assert words in text
+    # Hidden: the second row's run. Curves have one line for each other run.
+    lines = "document.querySelector('#curves .js-plotly-plot').data.length"
+    assert tab.js(lines) == 11
+    tab.js("""(() => { const smooth = document.querySelector('#smooth');
+        smooth.value = 0.9; smooth.oninput({target: smooth});
+        document.querySelector('#curves').scrollIntoView(); })()""")
+    tab.wait(f"{lines} === 22")  # each line smoothed, above its faint values
+    tab.js("""(() => { const band = document.querySelectorAll('#curves select')[1];
+        band.value = 'seed'; band.onchange({target: band}); })()""")
+    tab.wait(f"{lines} === 12")  # four groups: two edges of the band, and the mean
+    assert tab.js("document.documentElement.scrollWidth") <= 1200
+    cut = "[...document.querySelectorAll('.wide')].filter(box => box.scrollWidth > box.clientWidth).length"
+    assert tab.js(cut) == 0
+    before = tab.js("getComputedStyle(document.body).backgroundColor")
+    click(tab, "#theme")
+    assert tab.js("getComputedStyle(document.body).backgroundColor") != before
+    see_all(tab)
+    assert {run: len(found) for run, found in tab.js(COLOURS).items() if len(found) != 1} == {}
+    assert len(tab.call("Page.printToPDF")["data"]) > 20_000
+    assert tab.console == []
+    assert tab.requests == [page.as_uri()]
+
+
+@needs_chromium
+def test_hostile_texts_stay_texts(clean_tab: Tab, tmp_path: Path) -> None:
+    tab, page = clean_tab, tmp_path / "page.html"
+    text = page_of(make_sweep(tmp_path / "runs" / "evil", evil=True))
+    page.write_text(text, encoding="utf-8")
+    assert "onerror" not in text.partition('<script type="text/plain"')[0]
+    assert text.count("</script>") == 4
+    tab.open(page, dark=True)
+    see_all(tab)
+    for run in (0, 5):
+        tab.js(f"document.querySelector('#chosen-run').onchange({{target: {{value: '{run}'}}}})")
+    assert "onerror" in tab.js("document.body.textContent"), "the texts are shown"
+    assert tab.js("window.pwned === undefined")
+    assert tab.js("document.querySelectorAll('img[src=x], main b b, iframe, object').length") == 0
+    # What a hostile text could do if it did execute is not allowed either.
+    blocked = tab.js("""new Promise(done => {
+        document.addEventListener('securitypolicyviolation', event => done(event.effectiveDirective));
+        const script = document.createElement('script');
+        script.textContent = 'window.pwned = 2';
+        document.body.append(script); })""")
+    assert (blocked, tab.js("window.pwned === undefined")) == ("script-src-elem", True)
+    assert tab.js("fetch('http://127.0.0.1:9/').then(() => 'asked', () => 'refused')") == "refused"
+    assert tab.requests == [page.as_uri()]
+
+
+@needs_chromium
+@pytest.mark.long
+def test_two_sweeps_are_compared(clean_tab: Tab, tmp_path: Path) -> None:
+    tab, page = clean_tab, tmp_path / "page.html"
+    first, second = (make_sweep(tmp_path / "runs" / name, num_runs=4) for name in ("first", "second"))
+    page.write_text(page_of(first, second), encoding="utf-8")
+    tab.open(page)
+    assert tab.js("document.querySelector('h1').textContent") == "first and second"
+    assert len(tab.js(CELLS)) == 8
+    see_all(tab)
+    assert {len(found) for found in tab.js(COLOURS).values()} == {1}
+    assert (tab.console, tab.requests) == ([], [page.as_uri()])
+
+
+@needs_chromium
+@pytest.mark.long
+def test_500_runs_of_2000_points(clean_tab: Tab, tmp_path: Path) -> None:
+    tab, page = clean_tab, tmp_path / "page.html"
+    text = page_of(make_sweep(tmp_path / "runs" / "many", num_runs=500, lines=2000))
+    page.write_text(text, encoding="utf-8")
+    assert len(text) <= 8e6
+    tab.call("Performance.enable", timeDomain="threadTicks")
+    tab.open(page)
+    spent = {each["name"]: each["value"] for each in tab.call("Performance.getMetrics")["metrics"]}
+    print(
+        "bytes", len(text), "shown", tab.js("JSON.stringify(document.documentElement.dataset)"), spent["TaskDuration"]
+    )
+    assert spent["TaskDuration"] <= 2.0, "seconds of a core"
+    type_into(tab, "[data-filter='optim.lr']", "=0.01")
+    assert tab.js("document.querySelector('#runs [role=status]').textContent") == "125 of 500 runs"
+    see_all(tab)
+    assert (tab.console, tab.requests) == ([], [page.as_uri()])
