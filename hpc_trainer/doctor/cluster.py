@@ -79,10 +79,15 @@ class Cluster:
         yield from _devices(self._nodes)
 
     def more_findings(self, runs_dir: Path) -> Iterator[Finding]:
-        """Yield the finding on whether nodes can see the folder of sweeps, from the answers of Slurm."""
-        if self._nodes:
-            from hpc_trainer.launch.grids import find_private_folder  # late: it imports Hydra
+        """Yield the findings on whether the folder of sweeps is mounted, and whether Slurm's nodes can see it."""
+        from hpc_trainer.launch.grids import find_private_folder, find_unmounted  # late: it imports Hydra
 
+        if (unmounted := find_unmounted(runs_dir)) is not None:
+            yield broken(
+                "runs folder", unmounted, why="new runs would be on another disk than the earlier ones",
+                fix="do what the line above says",
+            )  # fmt: skip
+        if self._nodes:
             hidden = find_private_folder(runs_dir, ask=lambda: {node.name: node.host for node in self._nodes})
             if hidden is not None:
                 yield broken(

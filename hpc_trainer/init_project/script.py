@@ -88,7 +88,7 @@ def _note(source: Source) -> str:
     """Return advice for a script whose loop, or whose ranks, belong to a library; else an empty text."""
     for packages, classes, name in _LIBRARIES:
         is_used = any(_imports(node, package) for package in packages for node in source.nodes)
-        if is_used and (not classes or any(source.calls(*classes))):
+        if is_used and any(source.calls(*classes)):
             return (
                 f"It trains with {name}, which has ranks and checkpoints of its own: keep it a program, which "
                 "docs/any_program.md makes resume. The steps below are for a loop of your own."
@@ -109,8 +109,8 @@ def _as_it_is(source: Source) -> str:
     words = [f"python {name}"]
     for argument in source.arguments.values():
         if argument.is_required and argument.flag:
-            value = argument.flag.lstrip("-").replace("-", "_").upper()
-            words.append(f"{argument.flag} {value}" if argument.flag.startswith("-") else value)
+            place = argument.flag.lstrip("-").replace("-", "_").upper()
+            words.append(f"{argument.flag} {place}" if argument.flag.startswith("-") else place)
     subscripts = (node for node in source.nodes if isinstance(node, ast.Subscript))
     needs_variables = any(_rank_variable(node) in _RANK_VARIABLES for node in subscripts)
     more = " train.command_env=torchrun" if needs_variables else ""  # a program of one rank finds none of them else

@@ -339,8 +339,9 @@ def _checked(
             notes.append(f"the cluster's limits were not looked at: {error}")
     plan = build_plan(grid, known, retry_failed=retry_failed, limits=limits)
     private = find_private_folder(grid.sweep.folder.parent) if asks and has_slurm() else None
-    if private is not None:
-        plan = dataclasses.replace(plan, problems=(*plan.problems, private))
+    unmounted = find_unmounted(grid.sweep.folder.parent) if specs else None
+    wrong_places = [problem for problem in (private, unmounted) if problem is not None]
+    plan = dataclasses.replace(plan, problems=(*plan.problems, *wrong_places))
     nowhere = find_nowhere(specs, code)
     plan = dataclasses.replace(plan, problems=(*plan.problems, *nowhere.problems), notes=(*plan.notes, *nowhere.notes))
     plan = dataclasses.replace(plan, notes=(*notes_of_before, *plan.notes, *frozen_of_command(specs, code)))
@@ -429,6 +430,38 @@ def find_private_folder(
         f"{shown} are other machines (scontrol show nodes): they do not see it. Use a folder on a shared file system: "
         f"paths.runs_dir={better}/runs, or once: export HPC_TRAINER_RUNS={better}/runs"
     )
+
+
+def find_unmounted(folder: Path, *, fstab: Path = Path("/etc/fstab")) -> str | None:
+    """Return an error message if `folder` belongs on a file system that is not mounted now; None if nothing says so.
+
+    An empty mount point looks like a folder without sweeps: a submit would begin them anew on this machine's disk. A
+    folder that has entries is in use as it is. An automount that fails is an error of its own.
+
+    Args:
+        folder: the folder of sweeps; it need not exist.
+        fstab: list of the file systems that this machine mounts at its start (fstab(5)).
+    """
+    mount = mount_of(folder)
+    try:
+        lines = fstab.read_text(encoding="utf-8", errors="replace").splitlines()
+        if mount is None or (folder.is_dir() and any(folder.iterdir())):
+            return None
+    except OSError:
+        return None  # without such a list; or another check tells that the folder cannot be read
+    place = os.path.realpath(folder)
+    for fields in (line.split() for line in lines if not line.lstrip().startswith("#")):
+        if len(fields) < 4 or not fields[1].startswith("/") or "noauto" in fields[3].split(","):
+            continue
+        point = os.path.realpath(fields[1].replace("\\040", " "))
+        is_above = place == point or place.startswith(f"{point}/")
+        if is_above and len(point) > len(mount[0]):
+            return (
+                f"paths.runs_dir={folder}: {fstab} has a file system for {point} ({fields[0]}, {fields[2]}), and "
+                "nothing is mounted there now. Sweeps on it would not be found, and begun anew. Mount it: mount "
+                f"{point}. Or name another folder: paths.runs_dir=FOLDER, or once: export HPC_TRAINER_RUNS=FOLDER"
+            )
+    return None
 
 
 def _shared_folder_of(variable: str) -> str | None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, SilentError
-from hpc_trainer.launch.grids import find_private_folder, plan_grid, submit_grid
+from hpc_trainer.launch.grids import find_private_folder, find_unmounted, plan_grid, submit_grid
 from hpc_trainer.slurm.commands import parse_node_hosts
 from tests.unit.launch.grids import make_grid
 from tests.unit.record.builders import make_specs
@@ -89,6 +90,49 @@ def test_what_this_machine_exports_is_shared(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("hpc_trainer.record.files.Path.read_text", lambda path, **options: read[str(path)])
     assert find_private_folder(Path("/tmp/shared/runs"), ask=lambda: _OTHERS) is None
     assert find_private_folder(Path("/tmp/other"), ask=lambda: _OTHERS) is not None
+
+
+@pytest.fixture
+def fstab(tmp_path: Path) -> Path:
+    path = tmp_path / "fstab"
+    path.write_text(
+        "# <file system> <mount point> <type> <options>\n\n/dev/root / ext4 defaults 0 1\n/dev/sda2 none swap sw 0 0\n"
+        "server:/home /home nfs4 rw 0 0\nserver:/scratch /hpc/scratch nfs4 rw,_netdev 0 0\n"
+        "//nas/lab /lab\\040data cifs ro 0 0\nLABEL=usb /media/usb vfat noauto,user 0 0\nbroken line\n"
+    )
+    return path
+
+
+@pytest.mark.parametrize("folder", ["/hpc/scratch", "/hpc/scratch/me/runs", "/lab data/runs"])
+def test_a_folder_whose_file_system_is_not_mounted_is_refused(folder: str, fstab: Path) -> None:
+    problem = find_unmounted(Path(folder), fstab=fstab)
+    assert problem is not None
+    point = "/lab data" if "lab" in folder else "/hpc/scratch"
+    for words in (f"paths.runs_dir={folder}: ", f"a file system for {point} (", f"Mount it: mount {point}."):
+        assert words in problem
+
+
+@pytest.mark.parametrize(
+    "folder", ["/home/me/runs", "/data/runs", "/hpc/scratch2/runs", "/hpc/runs", "/media/usb/runs", "/srv/runs"]
+)
+def test_a_folder_that_is_mounted_or_in_no_list_is_left_alone(folder: str, fstab: Path) -> None:
+    assert find_unmounted(Path(folder), fstab=fstab) is None
+    assert find_unmounted(Path("/hpc/scratch/runs"), fstab=fstab.with_name("none")) is None
+
+
+def test_an_unmounted_folder_that_is_in_use_stays_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "fstab").write_text(f"server:/scratch {tmp_path}/scratch nfs4 rw 0 0\n")
+    monkeypatch.setattr(find_unmounted, "__kwdefaults__", {"fstab": tmp_path / "fstab"})
+    runs = tmp_path / "scratch" / "runs"
+    runs.mkdir(parents=True)
+    grid = make_grid(runs / "sweep", make_specs(1, "cluster=local"), Executor.local)
+    (problem,) = plan_grid(grid).problems
+    assert "nothing is mounted there now" in problem
+    with pytest.raises(ConfigError, match="nothing is mounted there now"):
+        submit_grid(grid)
+    assert list(runs.iterdir()) == []
+    (runs / "earlier").mkdir()
+    assert list(plan_grid(grid).problems) == []
 
 
 def test_nodes_and_their_machines_are_read() -> None:
