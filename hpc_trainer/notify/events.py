@@ -23,6 +23,7 @@ from typing import Any
 
 from hpc_trainer.config.schema.output import USUAL_METRICS, NotifyConfig, is_best_small
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.domains import contributions
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.record.files import claim, make_folder, write_atomic, write_json
 from hpc_trainer.record.journal import Journal, read_result
@@ -77,7 +78,8 @@ def _events(
     sweep = SweepPaths(paths.folder.parent)
     folder = sweep.notify
     make_folder(folder / "ended")
-    write_atomic(folder / "ended" / paths.run_id, f"{state.value}\n", sync=False)
+    if state is not RunState.PAUSED:
+        write_atomic(folder / "ended" / paths.run_id, f"{state.value}\n", sync=False)
     known = {"sweep": sweep.name, "run_id": paths.run_id, "state": state.value, "cause": cause, "time": time.time()}
     message = str(error.get("message") or "").strip().partition("\n")[0][:500]
     events: list[Event] = []
@@ -113,7 +115,11 @@ def _best(config: TrainConfig, paths: RunPaths, folder: Path) -> Event | None:
 
 
 def _done(sweep: SweepPaths, folder: Path) -> dict[str, int] | None:
-    """Return state -> number of runs if every run of the newest grid has ended and this call is the first to see it."""
+    """Return state -> number of runs if the newest grid or search has ended and this call is the first to see it."""
+    for states_of in contributions("search_ends"):
+        at_end = states_of(sweep)
+        if at_end is not None:
+            return dict(at_end) if at_end and claim(folder / "done-search") else None
     run_ids = (read_json(sweep.sweep) or {}).get("run_ids")
     wanted = {run_id for run_id in run_ids if isinstance(run_id, str)} if isinstance(run_ids, list) else set[str]()
     look_anew(folder / "ended")

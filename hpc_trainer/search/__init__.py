@@ -14,6 +14,7 @@ Only pool_runs.py may import torch; `search=gp` imports it where a trial is draw
 CONTRIBUTES = {
     "verbs": ("hpc_trainer.search.verbs:verbs",),
     "grid_kinds": ("hpc_trainer.search.commands:KIND",),
+    "search_ends": ("hpc_trainer.search.next_run:states_at_end",),
     "run_sources": ("hpc_trainer.search.pool_runs:make",),
     "sweep_lines": ("hpc_trainer.search.verbs:LINES",),
     "result_columns": ("hpc_trainer.search.commands:COLUMNS",),

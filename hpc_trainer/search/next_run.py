@@ -12,6 +12,7 @@ different rungs; their sizes are those of Li et al. 2018, "Hyperband" (JMLR 18),
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.rungs import promote
 from hpc_trainer.record.spec import RunSpec, claim_spec
 from hpc_trainer.record.states import RunState
-from hpc_trainer.search.folder import Search, Trial, Trials, value_for_sampler
+from hpc_trainer.search.folder import Search, Trial, Trials, read_search, value_for_sampler
 from hpc_trainer.search.samplers import OF_OPTUNA, Draw, Told, draw
 from hpc_trainer.search.space import MOST_POINTS, every_point, num_points
 
@@ -79,6 +80,19 @@ def is_over(search: Search, known: Sequence[Trial]) -> bool:
     if len(known) < search.settings.trials and not _is_exhausted(search, known):
         return False
     return promotable(search, known) is None and all(trial.is_over or trial.state is RunState.PAUSED for trial in known)
+
+
+def states_at_end(paths: SweepPaths) -> Mapping[str, int] | None:
+    """Return the number of trials in each state if the search is over, {} if it is not; None if it is no search.
+
+    Raises:
+        RunStateError: the search or a trial cannot be read.
+    """
+    search = read_search(paths)
+    if search is None:
+        return None
+    known = Trials(paths, search).read()
+    return Counter(trial.state.value for trial in known) if is_over(search, known) else {}
 
 
 def _is_exhausted(search: Search, known: Sequence[Trial]) -> bool:

@@ -261,7 +261,7 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
                         saved_step=run.saved_step,
                     )
                     end_well(paths, config.cluster.stop_after_alike)
-                    tell_end(config, paths, RunState.COMPLETED, run.cause)
+                    tell_end(config, paths, state, run.cause)
         return code
     except StoppedWhileStarting:
         return conclude_start(ended(None))

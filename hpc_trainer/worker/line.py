@@ -107,7 +107,10 @@ def tell_end(
     config: TrainConfig, paths: RunPaths, state: RunState, cause: str | None,
     error: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:  # fmt: skip
-    """Tell domains of the recorded end of this run, which does not come back by itself (hook `ends`). Never raises."""
+    """Tell domains of the recorded end of this run, which does not come back by itself (hook `ends`). Never raises.
+
+    A trial that pauses at a rung has the state PAUSED: only its search may bring it back.
+    """
     for at_end in contributions("ends"):
         at_end(config, paths, state, cause, error)
 

@@ -313,6 +313,7 @@ class _Rank:
         Journal(self._paths).end(
             self._attempt, state=RunState.PAUSED, cause=RUNG, step=self._step, saved_step=self._step
         )
+        tell_end(self.as_stop.config, self._paths, RunState.PAUSED, RUNG)
         end_well(self._paths, self._config.cluster.stop_after_alike)
         return ExitCode.OK
 

@@ -17,6 +17,7 @@ from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.schema.output import NotifyConfig, NotifyShape
 from hpc_trainer.launch.grids import _forget_ends
 from hpc_trainer.launch.submit import with_mail
+from hpc_trainer.notify import events
 from hpc_trainer.notify.events import at_end
 from hpc_trainer.record.files import write_json
 from hpc_trainer.record.journal import write_result
@@ -175,6 +176,28 @@ def test_what_hangs_or_fails_harms_nothing(
         while stat.exists() and stat.read_text().split()[2] != "Z" and time.monotonic() < deadline:
             time.sleep(0.2)
         assert time.monotonic() < deadline, "what it left is ended too"
+
+
+def test_a_search_is_done_when_it_says_so(sweep: SweepOnDisk, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial that pauses at a rung has not ended, and may be the last to move."""
+    states: dict[str, int] = {}
+    monkeypatch.setattr(events, "contributions", lambda hook: (lambda _: states,) if hook == "search_ends" else ())
+    _end(sweep, 0)
+    _end(sweep, 1)
+    _end(sweep, 2)
+    assert server.posts == [], "trials may be drawn or promoted"
+    states |= {"COMPLETED": 2, "PAUSED": 1}
+    _end(sweep, 2, RunState.PAUSED)
+    _end(sweep, 2, RunState.PAUSED)
+    assert [json.loads(body)["text"] for _, _, body in server.posts] == [
+        "mine: the sweep is done: 2 COMPLETED, 1 PAUSED"
+    ]
+
+
+def test_a_paused_trial_has_not_ended(sweep: SweepOnDisk, server: Server) -> None:
+    for index, state in enumerate((RunState.COMPLETED, RunState.COMPLETED, RunState.PAUSED)):
+        _end(sweep, index, state)
+    assert server.posts == []
 
 
 def test_a_folder_that_cannot_be_written_harms_nothing(

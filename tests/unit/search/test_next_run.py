@@ -18,7 +18,7 @@ from hpc_trainer.record.spec import read_spec, read_specs
 from hpc_trainer.record.states import CANCEL, RunState
 from hpc_trainer.search.commands import best_paused
 from hpc_trainer.search.folder import Trial, value_for_sampler
-from hpc_trainer.search.next_run import SearchStoppedError, bracket_of, brackets, is_over
+from hpc_trainer.search.next_run import SearchStoppedError, bracket_of, brackets, is_over, states_at_end
 from tests.unit.search.searches import SearchOnDisk
 
 ASHA = ("search=asha", "search.rungs=[4,16]", "search.eta=4")
@@ -133,8 +133,10 @@ def test_asha_to_its_end_trains_as_many_at_each_rung_as_published(tmp_path: Path
         (trial,) = [trial for trial in disk.known() if trial.run_id == run_id]
         results[trial.until or 64] += 1
         disk.completes(run_id, value) if trial.until is None else disk.pauses(run_id, trial.until, value)
+        assert states_at_end(disk.paths) == {} or (not at_work and disk.next() is None)
     known = disk.known()
     assert is_over(disk.search, known)
+    assert states_at_end(disk.paths) == {"PAUSED": 64 - results[64], "COMPLETED": results[64]}
     assert results[4] == 64
     assert 16 <= results[16] <= 24
     assert 4 <= results[64] <= 12, "some are promoted before better ones are known"
