@@ -155,22 +155,29 @@ def _open_folder(place: str) -> bool:
     return False
 
 
-def is_there(path: Place, *, parents: int = 1) -> bool:
+def is_there(path: Place, *, parents: int = 1, faults: Faults | None = None) -> bool:
     """Return True if this name exists on the server now, whatever this client has cached. Links are not followed.
 
     Args:
         path: the file or folder.
         parents: as for `look_anew`. Use 0 for repeated calls in a folder that this process uses itself: two requests.
 
+        faults: gets a fault, and False is returned, if the file system refuses to say.
+
     Raises:
-        OSError: the file system refused to say.
+        OSError: the file system refused to say, and there is no `faults`.
     """
     place = os.fspath(path)
-    if not look_anew(os.path.dirname(place) or ".", parents=parents):  # noqa: PTH120
-        return False
     try:
+        if not look_anew(os.path.dirname(place) or ".", parents=parents):  # noqa: PTH120
+            return False
         os.lstat(place)
     except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        if faults is None:
+            raise
+        faults.refuse(path, error)
         return False
     return True
 

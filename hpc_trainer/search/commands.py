@@ -385,18 +385,18 @@ def _survival(search: Search, trials: Sequence[Trial]) -> dict[int, int]:
 
 
 def _columns(status: SweepStatus, run: RunStatus) -> Mapping[str, Any]:
-    numbers = _numbers(status)
+    numbers = _numbers(status, run)
     return {"trial": numbers[run.run_id]} if run.run_id in numbers else {}
 
 
 _numbers_of: dict[int, tuple[SweepStatus, dict[str, int]]] = {}
 
 
-def _numbers(status: SweepStatus) -> dict[str, int]:
-    """Return the number of each trial by its run id, read once for a status."""
+def _numbers(status: SweepStatus, run: RunStatus) -> dict[str, int]:
+    """Return the number of each trial by its run id, read once for a status; a fault of the file is told of `run`."""
     kept = _numbers_of.get(id(status))
     if kept is None or kept[0] is not status:
-        view = _view(status.sweep) if is_there(status.sweep.search) else None
+        view = _view(status.sweep) if is_there(status.sweep.search, faults=status.faults_of(run.run_id)) else None
         numbers = {} if view is None else {trial.run_id: trial.number for trial in view[1]}
         _numbers_of.clear()
         kept = _numbers_of[id(status)] = status, numbers

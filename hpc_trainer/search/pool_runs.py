@@ -19,7 +19,7 @@ from hpc_trainer.record.turns import Turn, Turns
 from hpc_trainer.search.commands import SOURCE
 from hpc_trainer.search.folder import Search, Trials, read_search
 from hpc_trainer.search.next_run import SearchStoppedError, is_over, next_run, stop_reason
-from hpc_trainer.worker.slot import ListedRuns, Queue
+from hpc_trainer.worker.slot import ListedRuns, Queue, is_unsure
 
 
 def make(sweep: SweepPaths, pool: Submission, specs: dict[str, RunSpec]) -> SearchRuns | None:
@@ -33,6 +33,7 @@ class SearchRuns(ListedRuns):
     def __init__(self, sweep: SweepPaths, pool: Submission) -> None:
         self._sweep, self._pool = sweep, pool
         self._order: dict[str, int] = {}
+        self._missing: dict[str, float] = {}
         self._has_failed = False
         self._trials = Trials(sweep, self._search())
 
@@ -54,7 +55,7 @@ class SearchRuns(ListedRuns):
         self._order = {each.uuid: number for number, each in enumerate(read_submissions(self._sweep))}
         try:
             self._trials.search = self._search()
-            queue = Queue()
+            queue = Queue(self._missing)
             for trial in self._trials.read():
                 is_open = trial.state is RunState.RUNNING and self._may_take(trial.run_id, turns, queue)
                 if is_open and (turn := turns.take(trial.run_id, place)) is not None:
@@ -84,7 +85,7 @@ class SearchRuns(ListedRuns):
 
     def is_empty(self, turns: Turns) -> bool:
         """Return True if no trial is left that this slot could draw, take or wait for."""
-        if Queue.is_unsure():
+        if is_unsure(self._missing):
             return False
         known = self._trials.read()
         at_work = [trial.run_id for trial in known if trial.state is RunState.RUNNING]

@@ -22,25 +22,28 @@ class SearchLines:
     """Lines about a search for `status` (hook `sweep_lines`); a sweep without a search imports none of its files."""
 
     def text(self, status: SweepStatus) -> Sequence[str]:
-        """Return lines on trials, rungs, the best run, and why the search stopped; [] without a search."""
-        if not self._is_search(status):
-            return ()
+        """Return lines on trials, rungs, the best run, and why the search stopped; [] without a search.
+
+        If the file system does not say whether there is a search, return its error.
+        """
+        from hpc_trainer.record.reading import Faults, is_there
+
+        faults = Faults()
+        if not is_there(status.sweep.search, faults=faults):
+            return faults
         from hpc_trainer.search.commands import status_lines
 
         return status_lines(status)
 
     def json(self, status: SweepStatus) -> Mapping[str, Any]:
         """Return the key `search`; {} without a search."""
-        if not self._is_search(status):
+        from hpc_trainer.record.reading import Faults, is_there
+
+        if not is_there(status.sweep.search, faults=Faults()):
             return {}
         from hpc_trainer.search.commands import status_json_of_search
 
         return status_json_of_search(status)
-
-    def _is_search(self, status: SweepStatus) -> bool:
-        from hpc_trainer.record.reading import is_there
-
-        return is_there(status.sweep.search)
 
 
 LINES = SearchLines()

@@ -22,10 +22,10 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.domains import contributions
@@ -117,6 +117,7 @@ class ListedRuns:
         self._fresh = [*run_ids[element % slots :: slots], *others][::-1]
         self._num_others = len(others)
         self._order: dict[str, int] = {}
+        self._missing: dict[str, float] = {}
 
     @property
     def template(self) -> RunSpec:
@@ -137,7 +138,7 @@ class ListedRuns:
             turns.look()  # another slot is ahead of this one
         turns.look()
         self._order = {each.uuid: number for number, each in enumerate(read_submissions(self._sweep))}
-        queue = Queue()
+        queue = Queue(self._missing)
         for run_id in self._specs:
             if self._may_take(run_id, turns, queue):
                 turn = turns.take(run_id, place)
@@ -194,7 +195,7 @@ class ListedRuns:
 
     def is_empty(self, turns: Turns) -> bool:
         """Return True if each run has ended for good, or has a turn of another slot that may be alive."""
-        return not Queue.is_unsure() and not any(self._is_open(run_id, turns) for run_id in self._specs)
+        return not is_unsure(self._missing) and not any(self._is_open(run_id, turns) for run_id in self._specs)
 
     def _is_open(self, run_id: str, turns: Turns) -> bool:
         if run_id not in turns.newest:
@@ -212,12 +213,14 @@ def is_held(sweep: SweepPaths, run_id: str) -> bool:
 
 
 class Queue:
-    """Slurm's queue, asked at most once for all runs of one look."""
+    """Slurm's queue, asked at most once for all runs of one look.
 
-    _missing: ClassVar[dict[str, float]] = {}
-    """Job id -> monotonic time of the first look of this process whose answer had no such job."""
+    Args:
+        missing: job id -> monotonic time of the slot's first look whose answer had no such job; looks share it.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, missing: dict[str, float]) -> None:
+        self._missing = missing
         self._entries: dict[str, QueueEntry] | None = None
         self._is_asked = False
 
@@ -240,10 +243,10 @@ class Queue:
             return entry.state in terms.NOT_BEGUN
         return now - self._missing.setdefault(holder.job_id, now) >= LATE_ROW_S
 
-    @classmethod
-    def is_unsure(cls) -> bool:
-        """Return True if a job was missing for the first time a moment ago, so that a slot must look again."""
-        return any(time.monotonic() - since < 2 * LATE_ROW_S for since in cls._missing.values())
+
+def is_unsure(missing: Mapping[str, float]) -> bool:
+    """Return True if a job was missing for the first time a moment ago, so that a slot must look again."""
+    return any(time.monotonic() - since < 2 * LATE_ROW_S for since in missing.values())
 
 
 def _is_left(sweep: SweepPaths, turn: Turn, own: Holder, queue: Queue) -> bool:

@@ -36,7 +36,7 @@ from hpc_trainer.operate.torch_process import ask
 from hpc_trainer.operate.why import because_of, by_cause, explain
 from hpc_trainer.record.ledger import TRAINS, WORDS
 from hpc_trainer.record.metrics import SPEED
-from hpc_trainer.record.reading import read_json
+from hpc_trainer.record.reading import Faults, read_json
 from hpc_trainer.record.spec import LateConfig, RunSpec, leaves
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import RunStatus, SweepStatus
@@ -206,11 +206,13 @@ def _is_finite(value: Any) -> bool:
 
 def _sweep(sweep: ReportedSweep, base: Mapping[str, Any]) -> dict[str, Any]:
     report = sweep.report
-    written = read_json(sweep.status.sweep.sweep) or {}
+    faults = Faults()
+    written = read_json(sweep.status.sweep.sweep, faults) or {}
     command, code = written.get("command"), written.get("code")
     revision = code.get("git_revision") if isinstance(code, Mapping) else None
     return {
-        "name": report.sweep, "notes": report.notes, "advice": report.advice, "next": report.next, "config": base,
+        "name": report.sweep, "notes": [*report.notes, *faults], "advice": report.advice, "next": report.next,
+        "config": base,
         "command": shlex.join(["hpc-trainer", *map(str, command[1:])]) if isinstance(command, list) else None,
         "revision": revision,
     }  # fmt: skip

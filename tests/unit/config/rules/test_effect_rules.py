@@ -108,7 +108,8 @@ def test_a_key_is_taken_with_each_of_those_that_it_goes_with(each: Declared) -> 
             value = Container[value]  # null by default, which does not tell of the type
         _put(config, other, SET[other] if not value else True if value == "true" else value)
         for further in next((found.key.needs for found in LIMITED if found.name == other), None) or ():
-            _put(config, further.partition("=")[0], SET[further])  # what that one goes with in its turn
+            name, _, wanted = further.partition("=")
+            _put(config, name, wanted or SET[name])  # what that one goes with in its turn
         assert not [line for line in find_problems(config) if "has no effect with" in line], need
 
 
