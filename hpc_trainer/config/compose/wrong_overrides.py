@@ -58,7 +58,7 @@ def wrong_value(key: str, message: str, line: str | None) -> str | None:
     if kind is list:
         items = typing.get_args(hint)[0]
         of_names = typing.get_origin(items) is dict or dataclasses.is_dataclass(items)
-        kinds = "names with values" if of_names else {str: "texts", float: "numbers"}[items]
+        kinds = "names with values" if of_names else {str: "texts", float: "numbers", int: "whole numbers"}[items]
         return f"{what} must be a list of {kinds}. Use '{name}={_example_list(declared, items)}'."
     if kind is dict:
         return f"{what} must be names with values. Add them one by one: +{name}.NAME=VALUE."
@@ -153,7 +153,7 @@ def _example_list(declared: Declared, items: typing.Any) -> str:
     if dataclasses.is_dataclass(items):
         return "[{axes:{optim.lr:[0.1,0.2]}},{axes:{seed:[1,2]}}]"
     # A list of texts may hold the typed text; a list of numbers has a length of its own.
-    return f"[{','.join(map(str, declared.default)) or 'A,B'}]"
+    return f"[{','.join(map(str, declared.default)) or ('100,200' if items is int else 'A,B')}]"
 
 
 _OPEN = (",", "=", "(", "[", "{", ":")

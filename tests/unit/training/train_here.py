@@ -65,6 +65,7 @@ def train_here(
     seed_everything(config.seed, group.rank)
     train(config, run)
     outcome = run.conclude("train")
+    run.flush_metrics()  # the worker does so at its end
     assert (outcome is Outcome.done) == (stop_at is None)
     if group.is_rank_zero and cause is not None:
         journal.end(attempt, state=RunState.FAILED, cause=cause)
