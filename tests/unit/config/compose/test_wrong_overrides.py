@@ -33,6 +33,7 @@ _DIGITS = "must be a whole number, written with digits alone."
         ("train.deterministic=maybe", "must be true or false. Use a value as train.deterministic=true."),
         ("optim.betas=0.9", "must be a list of numbers. Use 'optim.betas=[0.9,0.95]'."),
         ("search.rungs=$", "must be a list of whole numbers. Use 'search.rungs=[100,200]'."),
+        ("replay.data=1e400", "must be a list of values. Use 'replay.data=[A,B]'."),
         ("cluster.setup=true", "must be a list of texts. Use 'cluster.setup=[A,B]'."),
         ("experiment_name=null", "must be one text. Use a value as experiment_name=train."),
         ("hardware.source=[1,x]", "must be one text. Use a value as hardware.source=NAME."),
