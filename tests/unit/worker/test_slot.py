@@ -513,7 +513,7 @@ def test_a_run_of_a_slot_imports_nothing_starts_one_process_and_opens_few_files(
         kinds = Counter(line.partition(" ")[0] for line in told)
         assert [line for line in told if line.startswith("import")] == []
         assert [line for line in told if line.startswith("subprocess")] == ["subprocess.Popen true"]
-        assert kinds["open"] <= 80, told
+        assert kinds["open"] <= 100, told  # about 80; on a busy machine the folder is looked at once more
     assert read_status(sweep.paths).counts == {"COMPLETED": 2}
 
 
