@@ -20,6 +20,7 @@ import ctypes
 import fcntl
 import gc
 import importlib
+import importlib.metadata
 import io
 import os
 import pickle
@@ -64,6 +65,8 @@ _READ_LATER = (
     "KMP_INIT_AT_FORK",
     "TORCHINDUCTOR_CACHE_DIR",
 )
+# A newer optuna than the environment has (hydra-optuna-sweeper needs the old one): first on a search's path.
+OPTUNA = Path(str(importlib.metadata.distribution("numpy").locate_file(""))).parents[2] / "optuna5"
 _PYTHON = os.path.realpath(sys.executable)  # a test may name another one
 _PR_SET_CHILD_SUBREAPER, _PR_SET_MM, _PR_SET_MM_MAP = 36, 35, 14
 _COVERAGE = "COVERAGE_PROCESS_CONFIG"

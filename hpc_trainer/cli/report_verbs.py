@@ -15,12 +15,11 @@ from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.config.packages import missing
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.find import configured_runs_dir, find_sweep, prepare_to_write
-from hpc_trainer.operate.report.data import POINTS_A_CURVE, WARMUP_STEPS, Report, Scaling, build_report
+from hpc_trainer.operate.report.data import POINTS_A_CURVE, WARMUP_STEPS, Report, Scaling, build_report, most_records
 from hpc_trainer.operate.report.interactive import (
     PLOTLY,
     ReportedSweep,
     asked_importance,
-    points_a_curve,
     render_interactive,
 )
 from hpc_trainer.operate.report.page import render_page
@@ -109,7 +108,7 @@ def _write_page(statuses: Sequence[SweepStatus], page: Path, options: PageOption
     if options.is_interactive:
         tables = [result_table(status, typed=True) for status in statuses]
         with asked_importance(tables) as asked:  # meanwhile the metrics are read
-            reports = _reports(statuses, options, points_a_curve(sum(len(status.specs) for status in statuses)))
+            reports = _reports(statuses, options, most_records(sum(len(status.specs) for status in statuses)))
             triples = zip(statuses, reports, tables, strict=True)
             text = render_interactive([ReportedSweep(*triple) for triple in triples], asked.result)
     else:

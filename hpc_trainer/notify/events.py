@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import os
 import signal
 import subprocess
@@ -28,7 +27,7 @@ from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.record.files import claim, make_folder, write_atomic, write_json
 from hpc_trainer.record.journal import Journal, read_result
 from hpc_trainer.record.layout import RunPaths, SweepPaths
-from hpc_trainer.record.reading import is_number, is_there, look_anew, names_in, read_json
+from hpc_trainer.record.reading import is_finite, is_number, is_there, look_anew, names_in, read_json
 from hpc_trainer.record.states import CANCEL, DONE, RunState
 from hpc_trainer.runtime.start import start_words
 
@@ -101,7 +100,7 @@ def _best(config: TrainConfig, paths: RunPaths, folder: Path) -> Event | None:
     metrics = read_result(paths.result).get("metrics") or {}
     names = (config.notify.metric, config.checkpoint.keep_best, *USUAL_METRICS)
     name = next((each for each in names if each is not None and each in metrics), None)
-    if name is None or not is_number(metrics[name]) or not math.isfinite(metrics[name]):
+    if name is None or not is_finite(metrics[name]):
         return None
     value, before = float(metrics[name]), read_json(folder / "best.json") or {}
     known = before.get("value") if before.get("metric") == name and is_number(before.get("value")) else None

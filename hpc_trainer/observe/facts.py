@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from hpc_trainer.observe.straggler_log import Straggler, read_stragglers, slow_a
 from hpc_trainer.observe.telemetry import THROTTLE, Sample, mean_of, newest_of_ranks
 from hpc_trainer.record.measured import Figures, read_figures
 from hpc_trainer.record.metrics import sampled_metrics
-from hpc_trainer.record.reading import is_number, read_json
+from hpc_trainer.record.reading import is_finite, is_number, read_json
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import RunStatus, SweepStatus, ledger_of_run
 from hpc_trainer.runtime.pace import nearest_rank
@@ -162,7 +161,7 @@ def gather(status: SweepStatus, run: RunStatus, ask_limits: Callable[[], Limits]
         run=run,
         config=config,
         pace=pace if pace is None else dataclasses.replace(pace, lines=pace.lines * gap),
-        memory={key: float(value) for key, value in memory.items() if _is_finite(value)},
+        memory={key: float(value) for key, value in memory.items() if is_finite(value)},
         spent={} if ledger is None else {kind.value: seconds for kind, seconds in ledger.seconds.items()},
         ranks=uses_of(newest_of_ranks(paths, most_ranks=MOST_RANKS, faults=faults)),
         stragglers=slow_at_end(read_stragglers(paths, faults)),
@@ -243,10 +242,6 @@ def _use(name: str, samples: Sequence[Sample], best: Mapping[str | None, float])
         cpus_allowed=max((host.cpus_allowed for host in hosts if host.cpus_allowed is not None), default=None),
         most_rss=max((host.rss_bytes for host in hosts if host.rss_bytes is not None), default=None),
     )  # fmt: skip
-
-
-def _is_finite(value: object) -> bool:
-    return is_number(value) and math.isfinite(value)  # type: ignore[arg-type]
 
 
 def _is_seconds(value: object) -> bool:

@@ -33,7 +33,7 @@ _HOUR_S = 3600.0
 
 @dataclass(kw_only=True)
 class Use:
-    """What one group used; hours by `gpu` and `core`."""
+    """Use of the cluster by one group of jobs, in hours of GPUs and of cores."""
 
     jobs: int = 0
     """Starts of jobs, each restart counted."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import math
 import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from hpc_trainer.config.schema.train import OnFailure
 from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError, UntrustedFileError, did_you_mean
 from hpc_trainer.record.files import make_folder, write_json, write_marker
 from hpc_trainer.record.layout import RunPaths, SweepPaths, sweep_folder
-from hpc_trainer.record.reading import Faults, is_number, is_there, list_folder, read_json
+from hpc_trainer.record.reading import Faults, is_finite, is_there, list_folder, read_json
 from hpc_trainer.record.spec import RunSpec
 from hpc_trainer.record.states import AFTER_CANCELLED, CANCEL, DONE, RunState
 from hpc_trainer.record.status import RunStatus, SweepStatus, known_by_files, read_status
@@ -321,14 +320,10 @@ def _best(done: Sequence[RunStatus], folder: Path) -> tuple[RunStatus, str]:
         raise ConfigError(f"no complete run of {folder} has a metric by which the best is known. Name a run.")
     kept = kept_best(done[0].spec.config["checkpoint"] if done else {})
     sign = -1.0 if is_best_small(kept, metric) else 1.0
-    scores = [(sign * float(run.metrics[metric]), run) for run in done if _is_finite(run.metrics.get(metric))]
+    scores = [(sign * float(run.metrics[metric]), run) for run in done if is_finite(run.metrics.get(metric))]
     if not scores:
         raise ConfigError(f"no complete run of {folder} has a finite {metric}. Name a run.")
     return max(scores, key=lambda pair: pair[0])[1], metric
-
-
-def _is_finite(value: Any) -> bool:
-    return is_number(value) and math.isfinite(value)
 
 
 def digest_of(kind: str, specs: Iterable[RunSpec]) -> str:

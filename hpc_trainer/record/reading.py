@@ -161,7 +161,6 @@ def is_there(path: Place, *, parents: int = 1, faults: Faults | None = None) -> 
     Args:
         path: the file or folder.
         parents: as for `look_anew`. Use 0 for repeated calls in a folder that this process uses itself: two requests.
-
         faults: gets a fault, and False is returned, if the file system refuses to say.
 
     Raises:
@@ -390,6 +389,11 @@ def is_number(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     return isinstance(value, float) or abs(value) < 2**63
+
+
+def is_finite(value: Any) -> bool:
+    """Return True for a number that is neither NaN nor infinite."""
+    return is_number(value) and math.isfinite(value)
 
 
 # As `files.to_json` writes them, for JSON lacks such numbers. Older versions wrote literals that Python's json reads.

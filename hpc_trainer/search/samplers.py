@@ -44,7 +44,7 @@ class Told:
     """Step -> value of a trial that pauses or works beyond a rung."""
     has_failed: bool = False
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    """What the sampler kept with the trial when it drew the trial (`Draw.attributes`)."""
+    """State of the sampler after it drew the trial (`Draw.attributes`)."""
 
 
 def to_plain(told: Told) -> dict[str, Any]:

@@ -180,7 +180,7 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobUse:
-    """What the accounting has of one start of a job, or of a job that waits; times in seconds since the epoch."""
+    """Row of the accounting: one start of a job, or a job that waits; times in seconds since the epoch."""
 
     job_id: str
     user: str

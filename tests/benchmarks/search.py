@@ -130,7 +130,7 @@ def train_gpt(config: Mapping[str, object], seed: int, rungs: Sequence[int], ste
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Play:
-    """One training that both searches look for the best configuration of."""
+    """Training whose best configuration both searches look for."""
 
     name: str
     score: str

@@ -30,7 +30,7 @@ with smtplib.SMTP("127.0.0.1", {port}, timeout=30) as server:
 
 
 class _Session(socketserver.StreamRequestHandler):
-    """As much of SMTP as a client needs to hand over a message (RFC 5321, 4.5.1)."""
+    """Handler of the SMTP commands by which a client hands over a message (RFC 5321, 4.5.1)."""
 
     server: Smtp
 

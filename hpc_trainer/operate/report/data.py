@@ -140,7 +140,7 @@ class Report:
     sections: Sequence[str] = ()
     """Sections of domains, as HTML with all text escaped."""
     own_sections: Sequence[str] = ()
-    """Those of `sections` that the interactive page shows too."""
+    """Sections of `sections` that the interactive page shows too; it draws the others itself."""
 
 
 def build_report(

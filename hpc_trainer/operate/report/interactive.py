@@ -29,14 +29,14 @@ from hpc_trainer.config.schema.output import small_is_better
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import HpcTrainerError, visible
 from hpc_trainer.operate.report.charts import thinned
-from hpc_trainer.operate.report.data import Report, RunReport, Scaling, Series, most_records
+from hpc_trainer.operate.report.data import Report, RunReport, Scaling, Series
 from hpc_trainer.operate.report.page import BAD, BEST_BY, KIND_COLOURS, STYLE
 from hpc_trainer.operate.results import BEST, ResultTable, as_value
 from hpc_trainer.operate.torch_process import ask
 from hpc_trainer.operate.why import because_of, by_cause, explain
 from hpc_trainer.record.ledger import TRAINS, WORDS
 from hpc_trainer.record.metrics import SPEED
-from hpc_trainer.record.reading import Faults, read_json
+from hpc_trainer.record.reading import Faults, is_finite, read_json
 from hpc_trainer.record.spec import LateConfig, RunSpec, leaves
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import RunStatus, SweepStatus
@@ -60,11 +60,6 @@ class ReportedSweep:
     status: SweepStatus
     report: Report
     table: ResultTable
-
-
-def points_a_curve(num_runs: int) -> int:
-    """Return the number of points of a curve on the interactive page, with so many runs."""
-    return most_records(num_runs)
 
 
 class _Numbers:
@@ -185,7 +180,7 @@ def _page_data(sweeps: Sequence[ReportedSweep], numbers: _Numbers) -> dict[str, 
     _add_telemetry(sweeps, runs, places, numbers)
     metric = next((name for name in (*BEST_BY, *metrics) if name in metrics), None)
     is_up = metric is not None and small_is_better(metric)
-    known = [(run["cells"][metric], place) for place, run in enumerate(runs) if _is_finite(run["cells"].get(metric))]
+    known = [(run["cells"][metric], place) for place, run in enumerate(runs) if is_finite(run["cells"].get(metric))]
     best = None if not known else min(known, key=lambda pair: pair[0] if is_up else -pair[0])[1]
     explained = [_failures(number, sweep.status, places) for number, sweep in enumerate(sweeps)]
     return {
@@ -198,10 +193,6 @@ def _page_data(sweeps: Sequence[ReportedSweep], numbers: _Numbers) -> dict[str, 
         "scaling": [_scaling(number, study, places) for number, sweep in enumerate(sweeps)
                     for study in sweep.report.scaling],
     }  # fmt: skip
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _sweep(sweep: ReportedSweep, base: Mapping[str, Any]) -> dict[str, Any]:
@@ -303,7 +294,7 @@ def _columns(
     return [
         {
             "name": name, "kind": "axis" if name in axes else "metric" if name in metrics else "other",
-            "num": any(_is_finite(run["cells"].get(name)) for run in runs), "shown": name in shown,
+            "num": any(is_finite(run["cells"].get(name)) for run in runs), "shown": name in shown,
             "up": name in costs or name in axes or name in ("run_id", "state", "node", "hardware")
             or ((name in metrics or name.endswith(BEST)) and small_is_better(name.removesuffix(BEST))),
         }
@@ -420,7 +411,7 @@ def _importance(tables: Sequence[ResultTable]) -> Mapping[str, Any]:
     varied = [axis for axis in axes if len({str(row.get(axis)) for row in rows}) > 1]
     asked = {}
     for metric in metrics[:_MOST_METRICS]:
-        whole = [row for row in rows if row["state"] == RunState.COMPLETED.value and _is_finite(row.get(metric))]
+        whole = [row for row in rows if row["state"] == RunState.COMPLETED.value and is_finite(row.get(metric))]
         if len(whole) >= _FEWEST_RUNS and len({row[metric] for row in whole}) > 1:
             columns = [[_plain(_axis_value(row.get(axis))) for row in whole] for axis in varied]
             asked[metric] = {"columns": columns, "targets": [float(row[metric]) for row in whole]}

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
 import typer
 
@@ -210,9 +209,6 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-OPTUNA = Path(numpy.__file__).parents[4] / "optuna5"
-
-
 @pytest.mark.few(20)
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda each: f"{each.page.stem}: {' '.join(each.words)}"[:90])
 def test_documented_commands_compose(
@@ -239,7 +235,7 @@ def test_documented_commands_compose(
     is_search = any(word.startswith("search=") for word in command.words)
     if is_search:
         (tmp_path / "train.py").touch()  # a program of the reader's
-        monkeypatch.syspath_prepend(OPTUNA)  # this environment's own is too old, for hydra-optuna-sweeper
+        monkeypatch.syspath_prepend(warm.OPTUNA)  # this environment's own is too old, for hydra-optuna-sweeper
     if command.page.name == "data_records.md":
         monkeypatch.chdir(request.getfixturevalue("records"))
     words = ["plan", *_plan_words(command.words)]

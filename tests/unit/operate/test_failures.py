@@ -102,7 +102,7 @@ def commands_in(advice: list[str]) -> list[str]:
 def test_every_advised_command_runs(
     tmp_path: Path, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One of each form: those that read, and those that retry, which sbatch then gets."""
+    """Run one advised command of each form: commands that read, and commands that retry, which reach sbatch."""
     run = _runner(monkeypatch, capsys)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", "")

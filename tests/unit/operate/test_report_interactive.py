@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 
 from hpc_trainer.observe.telemetry import Device, Host, Sample, append_samples
-from hpc_trainer.operate.report.data import build_report
+from hpc_trainer.operate.report.data import build_report, most_records
 from hpc_trainer.operate.report.interactive import (
     ReportedSweep,
     asked_importance,
-    points_a_curve,
     render_interactive,
 )
 from hpc_trainer.operate.results import result_table
@@ -75,7 +74,7 @@ def make_sweep(folder: Path, *, num_runs: int = 12, lines: int = 40, evil: bool 
 
 
 def page_of(*sweeps: SweepOnDisk) -> str:
-    most = points_a_curve(sum(len(sweep.specs) for sweep in sweeps))
+    most = most_records(sum(len(sweep.specs) for sweep in sweeps))
     statuses = [read_status(sweep.paths, is_look=True) for sweep in sweeps]
     reports = [build_report(status, most_points=most) for status in statuses]
     tables = [result_table(status, typed=True) for status in statuses]

@@ -13,10 +13,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
 
-OPTUNA = Path(numpy.__file__).parents[4] / "optuna5"
+from tests import warm
+
+OPTUNA = warm.OPTUNA
 
 _CHILD = r"""
 import json, math, sys, time, warnings

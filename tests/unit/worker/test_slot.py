@@ -271,7 +271,7 @@ def test_a_slot_with_work_of_its_own_asks_slurm_only_for_slots_whose_runs_are_si
 def test_a_slot_makes_two_calls_of_slurm_at_most(
     tmp_path: Path, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that works through its runs while another slot has one, and one that has to stop and comes back."""
+    """Count the calls of a slot that works through its runs beside another slot, and of a slot that has to stop."""
     command = "sh -c 'test {seed} != 2 || (echo > {run.dir}/begun; sleep 300 & wait)'"
     specs = make_specs(4, "cluster=slurm", train__command=command, hardware__gpus_per_node=0)
     sweep = SweepOnDisk(tmp_path / "runs" / "sweep", specs)
@@ -363,7 +363,7 @@ def test_clocks_that_are_apart_by_half_an_hour_change_nothing(
 
 
 def test_two_pools_of_one_sweep_run_each_run_once(tmp_path: Path) -> None:
-    """As after two `submit` at once from two login nodes."""
+    """Play two pools of the same runs, as two `submit` at once on two login nodes make them."""
     specs = make_specs(10, "cluster=local", train__command="sh -c 'echo {seed} >> {run.dir}/told; sleep 0.2'")
     sweep = SweepOnDisk(tmp_path / "runs" / "sweep", specs)
     pools = [_pool(sweep, "local", f"vm:{number}:1.0", slots=2) for number in range(2)]

@@ -417,7 +417,7 @@ def test_no_time_limit_is_proposed_that_the_partition_does_not_allow() -> None:
 
 
 def test_no_time_limit_is_proposed_beyond_the_budget_of_gpu_hours() -> None:
-    """One GPU for 13 minutes are 0.217 GPU-hours; other runs of the sweep that wait or work count too."""
+    """Count the run and all other runs of the sweep that wait or work. One GPU for 13 minutes is 0.217 GPU-hours."""
     words = ("experiment=digits", "cluster=slurm", "hardware=gpu_x1", "hardware.time_limit_min=5")
 
     def said(budget: str, other: float = 0.0) -> list[str]:
