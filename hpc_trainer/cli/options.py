@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from hpc_trainer.cli.terminal import as_typed
+from hpc_trainer.cli.common import as_typed
 from hpc_trainer.errors import ConfigError, HpcTrainerError
 
 if TYPE_CHECKING:

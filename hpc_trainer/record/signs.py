@@ -1,6 +1,6 @@
 """Signs: lines of a failed run's output with a known meaning, what each means, and what helps.
 
-A job may print any text: the text is matched here, and escaped where it is shown (cli/terminal.py). A line without a
+A job may print any text: the text is matched here, and escaped where it is shown (cli/common.py). A line without a
 sign means nothing: `why` then says that it does not know. tests/programs/failing.py fails in most of these ways.
 """
 

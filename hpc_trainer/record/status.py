@@ -51,7 +51,6 @@ from hpc_trainer.record.reading import (
     read_json,
     told_few,
 )
-from hpc_trainer.record.removed import Removed, read_removed, read_removed_sweep
 from hpc_trainer.record.run_state import (
     End,
     RunFolder,
@@ -72,9 +71,12 @@ from hpc_trainer.record.states import CANCEL, DONE, NOT_FINITE, OUT_OF_MEMORY, R
 from hpc_trainer.record.submissions import (
     Job,
     Ledger,
+    Removed,
     Submission,
     latest_of_each_run,
     read_ledger,
+    read_removed,
+    read_removed_sweep,
     rivals_of_each_run,
 )
 from hpc_trainer.record.summaries import Summaries
