@@ -20,6 +20,7 @@ from typing import Annotated
 
 import typer
 
+from hpc_trainer.cli.common import allow_any_encoding, as_typed, visible_output
 from hpc_trainer.cli.options import (
     App,
     Chosen,
@@ -47,7 +48,6 @@ from hpc_trainer.cli.options import (
     renamed,
     words_of,
 )
-from hpc_trainer.cli.terminal import allow_any_encoding, as_typed, visible_output
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError
 

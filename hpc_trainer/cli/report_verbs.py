@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.cli.common import counts_line, print_json, print_next, print_table, say, short_number, warn
+from hpc_trainer.cli.common import as_typed, counts_line, print_json, print_next, print_table, say, short_number, warn
 from hpc_trainer.cli.run_verbs import print_next_of_failed
-from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.config.packages import missing
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.find import configured_runs_dir, find_sweep, prepare_to_write

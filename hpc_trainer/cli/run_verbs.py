@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from hpc_trainer.cli.common import (
     Least,
+    as_typed,
     axis_value,
     counts_line,
     cut,
@@ -25,10 +26,11 @@ from hpc_trainer.cli.common import (
     say,
     short_duration,
     throughput_words,
+    unfiltered,
+    visible_log_line,
     warn,
 )  # fmt: skip
 from hpc_trainer.cli.options import tell_notes
-from hpc_trainer.cli.terminal import as_typed, unfiltered, visible_log_line
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError, RunStateError, SlurmError, valid
 from hpc_trainer.operate.cancel import cancel_runs

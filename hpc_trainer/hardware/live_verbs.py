@@ -15,10 +15,9 @@ from urllib.parse import urlsplit
 
 import typer
 
-from hpc_trainer.cli.common import ended_by_signals, print_json, print_next, print_table, say, short_number
+from hpc_trainer.cli.common import as_typed, ended_by_signals, print_json, print_next, print_table, say, short_number
 from hpc_trainer.cli.grid_verbs import freeze_given
 from hpc_trainer.cli.options import Given, tell_notes
-from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.config.compose.overrides import override_value
 from hpc_trainer.config.compose.own_files import read_project
 from hpc_trainer.errors import ConfigError, ExitCode, RunStateError

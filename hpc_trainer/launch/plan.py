@@ -66,7 +66,7 @@ class ArrayPlan:
     choice: int | None = None
     """Item of the runs' list of hardware (`hardware=first:a,b`) on which `specs` are; None for runs without a list."""
     canaries: tuple[str, ...] = ()
-    """Runs that must have trained and saved before Slurm may start this array (launch/canary.py)."""
+    """Runs that must have trained and saved before Slurm may start this array (launch/grids.py)."""
     slots: int = 0
     """Jobs of a pool that work through the runs; 0: each run is an element. `shape` is that of a slot."""
     per_node: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -17,6 +18,7 @@ from hpc_trainer.errors import ConfigError, valid
 from hpc_trainer.operate.where import Where
 from hpc_trainer.record.ledger import Kind
 from hpc_trainer.record.metrics import best_in
+from hpc_trainer.record.reading import is_number
 from hpc_trainer.record.spec import find_axes, typed_axes
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import (
@@ -144,10 +146,9 @@ class ResultTable:
         complete = [row for row in group if row["state"] == RunState.COMPLETED.value]
         means: dict[str, Any] = {}
         for column in (name for metric in self.metrics for name in (metric, f"{metric}{BEST}")):
-            values = [float(row[column]) for row in complete if _is_figure(row.get(column))]
+            values = [float(row[column]) for row in complete if is_number(row.get(column))]
             if values:
-                means[column] = math.fsum(values) / len(values)
-                means[f"{column}{STD}"] = statistics.stdev(values) if len(values) > 1 and _is_finite(values) else None
+                means[column], means[f"{column}{STD}"] = _mean_and_deviation(values)
         known = [cost for cost in self.costs if any(row.get(cost) is not None for row in group)]
         costs = {cost: round(math.fsum(row.get(cost) or 0.0 for row in group), 6) for cost in known}
         first = group[0]
@@ -160,20 +161,23 @@ class ResultTable:
         }  # fmt: skip
 
 
+def _mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
+    """Return the mean, and the standard deviation over n - 1; None for one value, and for values that are not finite.
+
+    Runs diverge: an exact sum of infinities of both signs, or of values near the largest float, is an error.
+    """
+    with contextlib.suppress(OverflowError):
+        if all(map(math.isfinite, values)):
+            return math.fsum(values) / len(values), statistics.stdev(values) if len(values) > 1 else None
+    return sum(values) / len(values), None
+
+
 def as_value(text: str) -> Any:
     """Return the number or the truth value that a text stands for; other texts unchanged."""
     if text in ("true", "false"):
         return text == "true"
     number = _number(text)
     return text if number is None else number
-
-
-def _is_figure(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _is_finite(values: Sequence[float]) -> bool:
-    return all(map(math.isfinite, values))
 
 
 def result_table(status: SweepStatus, *, typed: bool = False, best: bool = False) -> ResultTable:

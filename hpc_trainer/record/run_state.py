@@ -102,7 +102,7 @@ class RunFolder:
     is_claimed: bool = False
     """True if the job of `submission` has claimed the run, so that `rivals` end without starting it."""
     removed: str | None = None
-    """Removal of the run in words, if `rm` removed it and it was not submitted since (record/removed.py)."""
+    """Removal of the run in words, if `rm` removed it and it was not submitted since (record/submissions.py)."""
     held: str | None = None
     """Hold of the run or its sweep in words: by whom, since when and why (record/holds.py); None if there is none."""
     turn: Turn | None = None

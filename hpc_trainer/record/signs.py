@@ -1,13 +1,13 @@
 """Signs: lines of a failed run's output with a known meaning, what each means, and what helps.
 
-A job may print any text: the text is matched here, and escaped where it is shown (cli/terminal.py). A line without a
+A job may print any text: the text is matched here, and escaped where it is shown (cli/common.py). A line without a
 sign means nothing: `why` then says that it does not know. tests/programs/failing.py fails in most of these ways.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 
@@ -25,12 +25,30 @@ class Sign:
     advice: tuple[str, ...]
     is_of_node: bool = False
     """True if the node is at fault: the same run may succeed on another one."""
+    finds: Callable[[Sequence[str]], str] | None = None
+    """Function of all lines whose result stands for {found} in `says`; None: `matched` stands for it."""
     matched: str = ""
     line: str = ""
 
 
-def _sign(name: str, pattern: str, says: str, *advice: str, is_of_node: bool = False) -> Sign:
-    return Sign(name, re.compile(pattern), says, advice, is_of_node)
+def _sign(
+    name: str, pattern: str, says: str, *advice: str, is_of_node: bool = False,
+    finds: Callable[[Sequence[str]], str] | None = None,
+) -> Sign:  # fmt: skip
+    return Sign(name, re.compile(pattern), says, advice, is_of_node, finds)
+
+
+_ENQUEUED = re.compile(r"Rank (\d+)\].*last enqueued NCCL work: (\d+)")
+
+
+def _late_ranks(lines: Sequence[str]) -> str:
+    """Return which ranks came late to a collective, from what the ranks' watchdogs printed; "" if they do not tell."""
+    enqueued = {int(match[1]): int(match[2]) for match in map(_ENQUEUED.search, lines) if match is not None}
+    last = [rank for rank, work in sorted(enqueued.items()) if work == min(enqueued.values())]
+    if len(last) == len(enqueued):
+        return ""
+    ranks = f"ranks {', '.join(map(str, last[:8]))} were" if len(last) > 1 else f"rank {last[0]} was"
+    return f": {ranks} behind the others"
 
 
 _MAX_CHARS, _MAX_FOUND = 500, 80
@@ -128,6 +146,7 @@ SIGNS = (
         "a collective did not end in time, because a rank came late or not at all{found}",
         "{logs}: look at the rank that is named, or at one that did not print this line",
         "if a rank loads or evaluates for long: a larger parallel.timeout_s, or the program's own time-out",
+        finds=_late_ranks,
     ),
     _sign(
         "network",
@@ -395,10 +414,8 @@ def sign_of(lines: Iterable[str]) -> Sign | None:
             match = sign.pattern.search(line[:_MAX_CHARS])
             if match is not None:
                 named = next((group for group in match.groups() if group), "")[:_MAX_FOUND]
-                says = sign.says
-                if sign.name == "nccl_timeout":
-                    says = says.replace("{found}", _late(lines))
-                return replace(sign, says=says.replace("{found}", named), matched=named, line=line)
+                shown = named if sign.finds is None else sign.finds(lines)
+                return replace(sign, says=sign.says.replace("{found}", shown), matched=named, line=line)
     return None
 
 
@@ -418,19 +435,6 @@ def _telling(lines: Sequence[str]) -> list[str]:
     has_frames = bool(begins)
     told = [line for line in lines[first:] if not (has_frames and line[:2] == "  ")]
     return [line for line in told if not _WARNING.search(line)]
-
-
-_ENQUEUED = re.compile(r"Rank (\d+)\].*last enqueued NCCL work: (\d+)")
-
-
-def _late(lines: Iterable[str]) -> str:
-    """Return which ranks came late to a collective, from what the ranks' watchdogs printed; "" if they do not tell."""
-    enqueued = {int(match[1]): int(match[2]) for match in map(_ENQUEUED.search, lines) if match is not None}
-    last = [rank for rank, work in sorted(enqueued.items()) if work == min(enqueued.values())]
-    if len(last) == len(enqueued):
-        return ""
-    ranks = f"ranks {', '.join(map(str, last[:8]))} were" if len(last) > 1 else f"rank {last[0]} was"
-    return f": {ranks} behind the others"
 
 
 def found_in(lines: Sequence[str], line: str) -> Iterator[int]:
