@@ -197,7 +197,7 @@ class TimeLimit:
     partition: str | None = key(None, ALWAYS)
     """Partition to which it applies; null: any."""
     qos: str | None = key(None, ALWAYS)
-    """QOS to which it applies; null: any."""
+    """QOS to which it applies; null: any that no other item of the partition names."""
     min_nodes: int = key(1, ALWAYS, limits="≥ 1")
     """Fewest nodes of a job to which it applies."""
     max_nodes: int | None = key(None, ALWAYS, limits="≥ 1")
