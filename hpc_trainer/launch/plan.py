@@ -38,9 +38,9 @@ from hpc_trainer.record.status import RunStatus, SweepStatus, ledger_of_run, rea
 from hpc_trainer.record.submissions import Submission
 from hpc_trainer.runtime.pace import SIGNAL_SLACK_S, grace_warning, shortest_limit_min, training_s
 from hpc_trainer.slurm.jobs import OFF
-from hpc_trainer.slurm.limits import Limits, SubmitCap, find_shape_problems, longest_limit
+from hpc_trainer.slurm.limits import Limits, SubmitCap
 from hpc_trainer.slurm.queue import ask_left
-from hpc_trainer.slurm.shape import Shape
+from hpc_trainer.slurm.shape import Shape, find_shape_problems, longest_limit
 
 # Division of runs into arrays of legal size that fit the cluster's limits now, and runs that wait for room.
 
