@@ -215,7 +215,7 @@ def _wait(defined: Defined, job_id: str, *, as_json: bool) -> None:
         sys.exit(1)
     status = read_status(defined.sweep)
     print_json(status_json(status)) if as_json else print_results(status)
-    view = _view(status.sweep)
+    view = view_of(status.sweep)
     if view is not None and not is_over(*view):
         reason = _why_stopped(status.sweep, *view)
         raise HpcTrainerError(reason or f"the search did not end. Read: hpc-trainer status {status.sweep.name}")
@@ -303,7 +303,7 @@ def plan_json(defined: Defined, problems: Sequence[str]) -> dict[str, Any]:
 # What status and results show.
 
 
-def _view(sweep: SweepPaths) -> tuple[Search, list[Trial]] | None:
+def view_of(sweep: SweepPaths) -> tuple[Search, list[Trial]] | None:
     """Return the search of a sweep and its trials; None if it has none, or they cannot be read."""
     try:
         search = read_search(sweep)
@@ -334,7 +334,7 @@ def best_paused(search: Search, trials: Sequence[Trial]) -> tuple[Trial, int] | 
 
 def status_lines(status: SweepStatus) -> list[str]:
     """Return lines on trials, rungs, the best run, and why the search stopped."""
-    view = _view(status.sweep)
+    view = view_of(status.sweep)
     if view is None:
         return [f"Note: {status.sweep.search} or a trial's file cannot be read. The same submit writes it anew."]
     search, trials = view
@@ -357,7 +357,7 @@ def status_lines(status: SweepStatus) -> list[str]:
 
 def status_json_of_search(status: SweepStatus) -> dict[str, Any]:
     """Return the key `search`: its settings, numbers of trials and results, and the best run."""
-    view = _view(status.sweep)
+    view = view_of(status.sweep)
     if view is None:
         return {}
     search, trials = view
@@ -396,7 +396,7 @@ def _numbers(status: SweepStatus, run: RunStatus) -> dict[str, int]:
     """Return the number of each trial by its run id, read once for a status; a fault of the file is told of `run`."""
     kept = _numbers_of.get(id(status))
     if kept is None or kept[0] is not status:
-        view = _view(status.sweep) if is_there(status.sweep.search, faults=status.faults_of(run.run_id)) else None
+        view = view_of(status.sweep) if is_there(status.sweep.search, faults=status.faults_of(run.run_id)) else None
         numbers = {} if view is None else {trial.run_id: trial.number for trial in view[1]}
         _numbers_of.clear()
         kept = _numbers_of[id(status)] = status, numbers
