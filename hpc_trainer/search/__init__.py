@@ -17,6 +17,7 @@ CONTRIBUTES = {
     "grid_kinds": ("hpc_trainer.search.commands:KIND",),
     "search_ends": ("hpc_trainer.search.next_run:states_at_end",),
     "run_sources": ("hpc_trainer.search.pool_runs:make",),
+    "best_of": ("hpc_trainer.search.commands:best_of",),
     "sweep_lines": ("hpc_trainer.search.verbs:LINES",),
     "report_parts": ("hpc_trainer.search.report:report_part",),
     "result_columns": ("hpc_trainer.search.commands:COLUMNS",),

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError
-from hpc_trainer.operate.results import Columns
+from hpc_trainer.operate.results import BestRun, Columns
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.reading import Faults, is_there, read_json
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import RunStatus, SweepStatus
 from hpc_trainer.record.submissions import Submission, read_submissions
-from hpc_trainer.search.folder import Search, Trial, Trials, read_search, write_search
+from hpc_trainer.search.folder import Search, Trial, Trials, override_of, read_search, write_search
 from hpc_trainer.search.next_run import brackets, is_over, stop_reason
 
 if TYPE_CHECKING:
@@ -330,6 +330,35 @@ def best_paused(search: Search, trials: Sequence[Trial]) -> tuple[Trial, int] | 
     highest = max(rung for rung, _ in reached)
     there = [trial for rung, trial in reached if rung == highest]
     return min(there, key=lambda trial: (sign * trial.at_rungs[highest], trial.number)), highest
+
+
+def best_of(paths: SweepPaths) -> BestRun:
+    """Return the best complete trial of a sweep's search; if none is complete, the best one at the highest rung.
+
+    Raises:
+        RunStateError: the sweep has no search, its files cannot be read, or no trial has a value yet.
+    """
+    search, trials = read_view(paths)
+    found, value, rung = best_trial(search, trials), None, None
+    if found is not None:
+        value = found.value
+    elif (paused := best_paused(search, trials)) is not None:
+        found, rung = paused
+        value = found.at_rungs[rung]
+    if found is None or value is None:
+        raise RunStateError(
+            f"no trial of {paths.name} has a value of {search.settings.metric} yet. "
+            f"Read: hpc-trainer status {paths.name}"
+        )
+    kept = [word for word in search.words if not word.startswith(("sweep_name=", "seed="))]
+    params = [
+        f"{key}={value if key in search.bases[0].choices else override_of(value)}"
+        for key, value in found.params.items()
+    ]
+    return BestRun(
+        sweep=paths.name, run_id=found.run_id, trial=found.number, metric=search.settings.metric, value=value,
+        rung=rung, params=dict(found.params), again=[*kept, *params, f"sweep_name={paths.name}_best", "seed=0,1,2"],
+    )  # fmt: skip
 
 
 def status_lines(status: SweepStatus) -> list[str]:

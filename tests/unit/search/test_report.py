@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
 import re
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import hpc_trainer
 from hpc_trainer.cli.report_verbs import PageOptions, _write_page
+from hpc_trainer.errors import RunStateError
 from hpc_trainer.operate.report.data import Report, build_report
 from hpc_trainer.record.status import read_status
 from hpc_trainer.search.report import report_part
+from hpc_trainer.search.verbs import best
 from tests.unit.operate.browser import chromium, needs_chromium
 from tests.unit.search.searches import LR, SearchOnDisk
 
@@ -140,3 +146,28 @@ def test_a_browser_draws_them(tmp_path: Path) -> None:
         assert counted == 15
         assert tab.js("document.querySelector('.tile:nth-child(2)').textContent").startswith("best eval_loss")
         assert (tab.console, tab.requests) == ([], [page.as_uri()])
+
+
+def test_python_gets_the_best_trial_and_the_trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    search = make_search(tmp_path)
+    found = hpc_trainer.best("search", runs_dir=tmp_path)
+    trials = search.known()
+    values = {trial.number: trial.value for trial in trials if trial.value is not None}
+    assert (found.sweep, found.metric, found.rung) == ("search", "eval_loss", None)
+    assert (found.trial, found.value) == min(values.items(), key=lambda pair: pair[1])
+    assert dict(found.params) == dict(trials[found.trial].params)
+    assert found.run_id in found._repr_html_()
+    best("search", runs_dir=tmp_path, as_json=True)
+    assert json.loads(capsys.readouterr().out) == dataclasses.asdict(found)
+    again = hpc_trainer.plan(*found.again)
+    assert {spec.axes["seed"] for spec in again.grid.specs} == {"0", "1", "2"}
+    assert {spec.typed().optim.lr for spec in again.grid.specs} == {found.params["optim.lr"]}
+    rows = as_rows(hpc_trainer.results("search", runs_dir=tmp_path))
+    assert {row["run_id"]: row["trial"] for row in rows} == {trial.run_id: trial.number for trial in trials}
+    assert {row["state"] for row in rows} == {"COMPLETED", "FAILED", "PAUSED", "RUNNING"}
+    with pytest.raises(RunStateError, match="there is no sweep none"):
+        hpc_trainer.best("none", runs_dir=tmp_path)
+
+
+def as_rows(found: Any) -> list[dict[str, Any]]:
+    return list(found.to_dict("records")) if hasattr(found, "to_dict") else list(found)
