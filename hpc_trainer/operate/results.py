@@ -33,6 +33,24 @@ from hpc_trainer.record.status import (
 from hpc_trainer.record.summaries import stamp_of
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestRun:
+    """Best trial of a search (hook `best_of`)."""
+
+    sweep: str
+    run_id: str
+    trial: int
+    """Number of the trial, from 0."""
+    metric: str
+    value: float
+    rung: int | None
+    """Step of `value` if no trial is complete; None for a complete trial's final value."""
+    params: Mapping[str, Any]
+    """Value of each axis of the search, by its key."""
+    again: Sequence[str]
+    """Overrides of `submit` that train this trial again with other seeds."""
+
+
 @dataclass(frozen=True, slots=True)
 class Columns:
     """Columns that a domain adds to the table (hook `result_columns`)."""
