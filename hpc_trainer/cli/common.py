@@ -231,7 +231,7 @@ def gpu_hours(value: float) -> str:
 def ended_by_signals() -> Iterator[None]:
     """Let SIGTERM (`timeout 600 hpc-trainer ..`) and SIGHUP (a closed terminal) end started runs, as Ctrl-C does.
 
-    By default these signals would end this process only, and the training would go on.
+    By default these signals would end this process only, and the training would continue.
     """
 
     def leave(number: int, _: object) -> None:
@@ -269,8 +269,8 @@ def fit_table(
         columns: the headings.
         rows: the cells.
         width: width of the terminal.
-        least: columns to drop or cut, the least useful first. In the end, dropped and cut columns come back, the most
-            useful first, if there is room.
+        least: columns to drop or cut, the least useful first. If room remains, dropped and cut columns are restored,
+        the most useful first.
     """
     sizes = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
     whole, kept = list(sizes), list(range(len(columns)))

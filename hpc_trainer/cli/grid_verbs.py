@@ -252,7 +252,7 @@ def run_retry(
 
 
 def run_release(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *, as_json: bool) -> None:
-    """Release the named runs or sweep; what left because of its hold is submitted again, as it was frozen."""
+    """Release the named runs or sweep; submit frozen runs again that left the queue because of their hold."""
     status, run_ids, is_whole = select_to_hold("release", names, sweep, runs_dir)
     done = release_runs(status, status.open_among(run_ids), is_whole=is_whole)
     again = retry(status.sweep, done.to_submit) if done.to_submit else None

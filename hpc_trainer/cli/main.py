@@ -1,4 +1,4 @@
-"""The command line `hpc-trainer`: its verbs with their options, and what an error becomes.
+"""The command line `hpc-trainer`: its verbs with their options, and the message and exit code of an error.
 
 Each verb imports what it needs when it runs, so that `--help` and completion stay fast. The hook `verbs` adds the verbs
 of domains (hpc_trainer/domains.py).

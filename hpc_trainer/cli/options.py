@@ -1,4 +1,4 @@
-"""Options and arguments that several verbs share: their completion in a shell, and what is made of their values.
+"""Options and arguments that several verbs share: their completion in a shell, and the conversion of their values.
 
 No slow imports: every command line imports this file at its start.
 """
@@ -68,7 +68,7 @@ def complete_names(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def _or_nothing(find: Callable[[], list[str]]) -> list[str]:
-    """Return the words of `find`, or none after an error: the command itself will report the error."""
+    """Return the completions that `find` returns, or none after an error: the command itself will report the error."""
     try:
         return find()
     except (HpcTrainerError, OSError):

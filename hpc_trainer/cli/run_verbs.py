@@ -406,7 +406,7 @@ def where_holds(status: SweepStatus, run_ids: Sequence[str], where: str | None) 
     """Return the runs that fulfil the condition of --where; all of them without a condition.
 
     Raises:
-        ConfigError: the condition is none, or names an unknown column.
+        ConfigError: the condition cannot be read, or names an unknown column.
         RunStateError: no run fulfils it.
     """
     if where is None:
@@ -488,7 +488,7 @@ def _cancelled_words(status: SweepStatus, run_ids: Sequence[str], num_cancelled:
 
 
 def print_next_of_failed(status: SweepStatus) -> None:
-    """Print the command `why` if a run has failed, which a table of figures does not say."""
+    """Print the command `why` if a run has failed: a table of figures does not show the reason."""
     failed = next((run for run in status.open_runs.values() if run.state.has_failed), None)
     if failed is not None:
         print_next(f"why {failed.run_id}")

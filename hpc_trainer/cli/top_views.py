@@ -1,7 +1,7 @@
-"""Texts and verbs of `hpc-trainer top`, without its screen: what a look finds, curves, logs, explanations.
+"""Texts and verbs of `hpc-trainer top`, without its screen: the sweep's status, curves, logs, explanations.
 
-A key that changes something runs the verb of that name in a process of its own, so that it does and says what the verb
-does.
+A key that changes something runs the verb of that name in a process of its own, so its effect and its messages are
+those of the verb.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def next_pause_s(status: SweepStatus | None) -> float:
 
 
 def look(sweep: SweepPaths) -> SweepStatus | str:
-    """Return the sweep's status, or what is wrong with it."""
+    """Return the sweep's status, or the message of the error that prevents reading it."""
     try:
         return read_status(sweep, is_look=True)
     except (HpcTrainerError, OSError) as error:

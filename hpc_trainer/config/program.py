@@ -103,7 +103,7 @@ def followed_places(command: str) -> dict[str, tuple[str, str]]:
 
 
 def fill(word: str, value_of: Callable[[str], str]) -> str:
-    """Return `word` with each placeholder replaced; the result stays one word, whatever the values hold."""
+    """Return `word` with each placeholder replaced; the result stays one word, with any characters in the values."""
 
     def one(match: re.Match[str]) -> str:
         if match[1] is not None:

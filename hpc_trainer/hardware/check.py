@@ -187,7 +187,7 @@ def _facts(hardware: HardwareConfig, shape: Shape, limits: Limits) -> Iterator[t
 
 
 def _notes(config: TrainConfig, shape: Shape, limits: Limits) -> Iterator[Line]:
-    """Yield what no rule of Slurm refuses: a partition that is closed, nodes out of service, GPUs of any type."""
+    """Yield notes on problems that no rule reports: a closed partition, nodes out of service, GPUs of any type."""
     partition = limits.partition_of((shape.partition or "").split(",")[0] or None)
     if partition is None:
         return
@@ -348,7 +348,7 @@ _CLOCK_S = 2.0
 
 
 def measured_lines(measured: Measured, shape: Shape, *, is_gpu: bool) -> Iterator[Line]:
-    """Yield the lines of what was measured, with the fix for what is wrong."""
+    """Yield a line for each measured figure, with the fix if the figure is bad."""
     whole = sum(bool(rank.get("is_whole")) for rank in measured.ranks)
     yield Line(
         key="ranks", asked=f"{measured.world_size}", cluster=f"{whole} ended", fix="" if whole == measured.world_size

@@ -278,7 +278,7 @@ def _moved_script(path: Path, source: Path) -> bytes | None:
 
 
 def _notes(source: Path) -> Iterator[str]:
-    """Yield what stays outside the archive although the environment uses it."""
+    """Yield a note for each part of the environment that the archive leaves out."""
     editable = sorted(_editable(source))
     if editable:
         listed = ", ".join(f"{name} ({place})" for name, place in editable[:_SHOWN])

@@ -138,7 +138,7 @@ def _submit(batch: _Batch, name: str, keys: Mapping[str, Any]) -> tuple[Grid, li
 
 
 def _words(listed: ListConfig) -> list[str]:
-    """Return overrides as they were typed, with their interpolations."""
+    """Return overrides as the user typed them, with their interpolations."""
     overrides: Any = OmegaConf.to_container(listed, resolve=False)
     return [str(word) for word in overrides]
 

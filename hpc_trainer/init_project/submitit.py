@@ -38,7 +38,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What became of a parameter, or of a call."""
+    """Translation of a parameter or a call, with the reason."""
 
     line: int | None
     theirs: str
@@ -126,7 +126,7 @@ _CALLS = {
 
 
 def _calls(source: Source) -> Iterator[Row]:
-    """Yield what becomes of a script's other uses of submitit; each name once, at its first line."""
+    """Yield a row for each other use of submitit in a script; each name once, at its first line."""
     listed: set[str] = set()
     for call in source.calls(*_CALLS):
         name = ast.unparse(call.func)

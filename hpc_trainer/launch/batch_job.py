@@ -1,7 +1,7 @@
 """One job for sbatch: its resources, the arguments of its command, and the values that its script may contain.
 
 Each value is checked against a pattern (config/script_words.py), twice. Validation refuses a bad value that a user
-types. `problems` refuses a bad value from another source: a spec that somebody else wrote, or a sweep's folder that was
+types. `problems` refuses a bad value from another source: a spec that another user wrote, or a sweep's folder that was
 renamed. A value that passes is one word of a directive or a command, which sbatch and bash do not interpret further.
 """
 

@@ -97,7 +97,7 @@ def _expected(spec: RunSpec, figures: Figures, need: Need | None, speed: Speed |
 def _sizes(
     spec: RunSpec, config: TrainConfig, need: Need | None, held: Mapping[str, float] | None
 ) -> tuple[float | None, float | None]:
-    """Return the number of weights that have gradients, and the bytes of a checkpoint; None for what is not known."""
+    """Return the number of weights that have gradients, and the bytes of a checkpoint; None for an unknown number."""
     weight_bytes = config.precision.format.weight_bytes
     if is_on_each_rank(config):
         if need is not None and need.parts.get("gradients"):

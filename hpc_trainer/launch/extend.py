@@ -147,7 +147,7 @@ def extend_grid(grid: Grid) -> Grid:
     """Return the grid in which each run with a shorter twin begins at the twin's end; such a run gets its own id.
 
     Raises:
-        ConfigError: no run has a twin, or a run cannot go on from its twin.
+        ConfigError: no run has a twin, or a run cannot continue from its twin.
     """
     known = read_specs(grid.sweep)
     twins = {twin.run_id: twin for twin in find_twins(grid.sweep, grid.specs, known)}

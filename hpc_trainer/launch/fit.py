@@ -321,7 +321,7 @@ def _as_started(sweep: SweepPaths, spec: RunSpec, rivals: Mapping[str, Any]) -> 
 
 
 def _hardware_key(shape: Shape) -> str:
-    """Return what decides how fast a step is; where the type of GPU is not named, the partition stands for it."""
+    """Return what decides how fast a step is; the partition is used where no type of GPU is named."""
     return repr(
         (
             shape.num_nodes, shape.tasks_per_node, shape.gpus_per_node, shape.cpus_per_task, shape.gpu_type,

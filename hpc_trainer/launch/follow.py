@@ -1,4 +1,4 @@
-"""Runs that follow others, on the side of submit: names become frozen, jobs get dependencies, held jobs go on.
+"""Runs that follow others, on the side of submit: names are frozen, jobs get dependencies, and held jobs are released.
 
 Slurm starts a waiting array when the jobs of the followed runs have ended (`afterany`): `afterok` does not survive
 requeues, and a successor job has another id. So each run looks once more when its job starts (worker/follow.py).
@@ -130,7 +130,7 @@ class Follows:
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """Runs that a grid follows, as they stand now."""
+    """Runs that a grid follows, with their present states."""
 
     of_run: Mapping[str, Follows]
     """Run id -> what it waits for; runs that wait for nothing are absent."""
@@ -216,7 +216,7 @@ def _line(each: Awaited, runs_dir: Path, stands: Sequence[Stand]) -> str:
 
 
 def release_followers(sweep: SweepPaths, *, has_held: bool) -> list[str]:
-    """Let jobs go on that are held because runs that they follow had failed, and no longer have; return notes.
+    """Release jobs that are held for failures of followed runs, if these are no longer failed; return notes.
 
     Slurm is asked once for each sweep that follows `sweep`, and scontrol called twice for each that has such jobs.
 

@@ -149,7 +149,7 @@ def _freeze_grid(
 
 
 class _Points:
-    """Points of a grid on their way to frozen runs, and what is found on the way."""
+    """Points of a grid while they are frozen, with the problems and notes found so far."""
 
     def __init__(self, composer: GridComposer, trust: Sequence[str], *, is_search: bool) -> None:
         self._composer, self._trust, self._is_search = composer, trust, is_search

@@ -2,7 +2,7 @@
 
     python -m hpc_trainer.launch.local_queue --sweep-dir DIR --max-parallel N RUN_ID...
 
-SIGTERM stops it: every run saves and ends, the rest stays for the next `submit`.
+SIGTERM stops it: every run saves and ends, and the other runs stay for the next `submit`.
 """
 
 from __future__ import annotations

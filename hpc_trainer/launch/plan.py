@@ -333,7 +333,7 @@ def build_plan(
 
     Args:
         known: known facts of the sweep; runs that are not in it are new.
-        retry_failed: submit FAILED and OUT_OF_MEMORY runs too; they go on from their newest checkpoint.
+        retry_failed: submit FAILED and OUT_OF_MEMORY runs too; they resume from their newest checkpoint.
         limits: limits of the cluster; None if there are none.
     """
     known, limits = known or Known(), limits or Limits()

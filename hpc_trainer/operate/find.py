@@ -75,7 +75,7 @@ def prepare_to_write(sweep: SweepPaths, run_ids: Iterable[str] = (), *, page: Pa
     Args:
         sweep: the sweep whose files are written.
         run_ids: the runs in whose folders files are written.
-        page: the only file that is written, an absolute path; nothing is refused if it lies outside the sweep's folder.
+        page: the only file that is written, an absolute path; nothing is refused if it is outside the sweep's folder.
 
     Raises:
         UntrustedFileError: others may write the sweep's folder, the folder of one of the runs, or that of the page.

@@ -285,7 +285,7 @@ _LOOKED_THROUGH = 4 * 2**20
 
 
 def _places(status: SweepStatus, run: RunStatus, rank: int | None, meaning: Sign | None) -> list[str]:
-    """Return file and line of what the verdict rests on: the line with the sign, else the error's last line."""
+    """Return file and line of the verdict's evidence: the line with the sign, else the error's last line."""
     if not run.state.has_failed or run.cause in REFUSALS:
         return []
     said = [line for line in str(run.error.get("traceback", "")).splitlines() if line.strip()]
@@ -317,7 +317,7 @@ def _line_in(file: Path, line: str) -> int | None:
 
 
 def _of_bad_node(status: SweepStatus, run: RunStatus, meaning: Sign | None) -> list[str]:
-    """Return what earlier sweeps say of the node on which a run failed, and keep this failure if it is the node's."""
+    """Return lines on earlier failures of the node on which a run failed; record this failure if the node caused it."""
     node = run.error.get("node") or run.node
     if not isinstance(node, str) or not (run.state.has_failed or run.state is RunState.NODE_FAIL):
         return []
@@ -344,7 +344,7 @@ def _followed(status: SweepStatus, run: RunStatus) -> list[str]:
 
 
 def _followers(status: SweepStatus, run: RunStatus) -> Iterator[str]:
-    """Yield a line for each sweep with runs that wait for a run which does not go on by itself."""
+    """Yield a line for each sweep with runs that wait for a run that nothing restarts by itself."""
     if run.state.is_active or run.state is RunState.COMPLETED:
         return
     for follower in followers_of(status.sweep):
@@ -361,7 +361,7 @@ def _waits(state: RunState, reason: Reason) -> Verdict:
 
 
 def _met_its_end(run: RunStatus) -> bool:
-    """Return True if a rank itself reported that memory was not enough; earlier versions recorded an exception."""
+    """Return True if a rank itself reported that it ran out of memory; earlier versions recorded an exception."""
     error = run.error
     if run.state is RunState.OUT_OF_MEMORY:
         return run.cause == OUT_OF_MEMORY
@@ -527,7 +527,7 @@ def by_cause(found: Sequence[Why]) -> list[list[Why]]:
 
 
 def because_of(group: Sequence[Why]) -> list[str]:
-    """Return the evidence that the runs of a group share; an error is without its rank and node if these differ."""
+    """Return the evidence that the runs of a group share; an error omits its rank and node if these differ."""
     first = [*([] if group[0].frame is None else [group[0].frame]), *_because(group[0])]
     if len({*map(tuple, map(_because, group))}) > 1:
         first[-1] = _WHERE.sub("", first[-1])
@@ -539,7 +539,7 @@ def _because(why: Why) -> list[str]:
 
 
 def _cause_of(why: Why) -> tuple[str, ...]:
-    """Return what runs that failed for the same cause share: numbers, paths, ranks and nodes do not matter."""
+    """Return a key that is equal for runs with the same cause: numbers, paths, ranks and nodes do not count."""
     lines = [_WHERE.sub("", line).partition("\n")[0] for line in _because(why)]
     words = [" ".join(word for word in line.split() if "/" not in word) for line in lines]
     frame = [] if why.frame is None else [why.frame]

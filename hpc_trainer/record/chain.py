@@ -1,7 +1,7 @@
-"""Runs that follow others: whom they wait for, by name; how those stand; and what a waiting run has decided.
+"""Runs that follow others: the names of the followed runs, their states, and the decision of a waiting run.
 
 A run that follows others (`after`, or an `init_from` whose source is not complete) looks at them once when its job
-starts, and records in its own folder what came of it (`after.json`). A sweep that is followed has the names of its
+starts, and records its decision in its own folder (`after.json`). A sweep that is followed has the names of its
 followers in `followers/`, so that `why` and `retry` find them.
 """
 
@@ -212,7 +212,7 @@ def run_named(name: str, awaited: Sequence[Awaited]) -> Awaited:
 
 
 def awaited_of(config: Mapping[str, Any], runs_dir: Path) -> tuple[Awaited, ...]:
-    """Return whom a run follows by its frozen configuration; () if it follows none.
+    """Return the runs that a run follows by its frozen configuration; () if it follows none.
 
     Args:
         config: the frozen configuration; specs of older versions lack the keys.
@@ -327,7 +327,7 @@ def _best(done: Sequence[RunStatus], folder: Path) -> tuple[RunStatus, str]:
 
 
 def digest_of(kind: str, specs: Iterable[RunSpec]) -> str:
-    """Return the SHA-256 that stands for content which these runs will have, 64 hex digits."""
+    """Return a SHA-256 (64 hex digits) to use in place of that of content which these runs do not have yet."""
     return hashlib.sha256("\n".join([kind, *sorted(spec.digest for spec in specs)]).encode()).hexdigest()
 
 
@@ -367,7 +367,7 @@ class Waits:
 
 
 def held_reason(stands: Sequence[Stand]) -> str:
-    """Return why a run is held, with the command that lets it go on."""
+    """Return why a run is held, with the command that releases it."""
     return f"follows {told(stands)}; hpc-trainer retry {stands[0].name} lets it go on"
 
 

@@ -1,4 +1,4 @@
-"""Tombstones: what `rm` leaves, so that a removed run or sweep is never called FAILED.
+"""Tombstones that `rm` leaves, so that a removed run or sweep is never shown as FAILED.
 
 A removed run has a file `removed/RUN_ID.json` in its sweep's folder. The file names the submission that was the run's
 newest one, and holds until the run is submitted again. A removed sweep leaves its folder with one file, `REMOVED`.

@@ -166,7 +166,7 @@ class RunFolder:
 
     @property
     def is_settled(self) -> bool:
-        """True if the run's files record its end, whatever a scheduler says."""
+        """True if the run's files record its end, which no answer of a scheduler can change."""
         return DONE in self.markers or self.removed is not None or journal_settles(self.current)
 
 
@@ -342,7 +342,7 @@ def is_of_unknown_job(attempts: list[Attempt], latest: Submission | None, jobs: 
 
 
 def submission_told_by(attempt: Attempt) -> Submission:
-    """Return a stand-in for the lost submission of the job in which an attempt says it runs."""
+    """Return a substitute for the lost submission of a job, from the attempt that names the job."""
     return Submission(
         uuid="", executor="slurm", hardware="?", run_ids=(), time=attempt.start_time, kind=SUCCESSOR,
         job_id=attempt.job_id,
@@ -411,7 +411,7 @@ class SchedulerView:
         return self.job_of(folder) is not None or bool(self.rows_of_array(folder))
 
     def elsewhere(self, folder: RunFolder) -> str | None:
-        """Return why the run's job may be on another cluster, as words after "it was"; None if it is not elsewhere."""
+        """Return why the run's job may be on another cluster, as text after "it was"; None if it is not elsewhere."""
         there = folder.submission.cluster if folder.submission and folder.waits is None else None
         if there in (None, self.cluster) or self.knows(folder):
             return None
@@ -519,7 +519,7 @@ def decide(folder: RunFolder, view: SchedulerView) -> End:
 
 
 def _cause_by_slurm(state: str, exit_code: str) -> str:
-    """Return the cause of an end that only Slurm has told."""
+    """Return the cause of an end that only Slurm has reported."""
     return f"Slurm: {state} ({exit_code})"
 
 
@@ -597,7 +597,7 @@ def _decide_pool(folder: RunFolder, view: SchedulerView) -> End:
 
 
 def _words_of_slots(slots: Sequence[QueueEntry]) -> str:
-    """Return what a run waits for in its pool."""
+    """Return the reason why a run waits in its pool, as text."""
     num_at_work = sum(entry.state in terms.HAS_NODES for entry in slots)
     if num_at_work:
         return f"waits in the pool of job {array_of(slots[0].job_id)}: {num_at_work} of {len(slots)} slot(s) at work"
@@ -791,7 +791,7 @@ def _ended_by_accounting(account: AccountingEntry, current: Attempt | None) -> R
 
 
 def _was_interrupted(exit_code: str, current: Attempt | None) -> bool:
-    """Return True if Slurm's FAILED does not mean that the run failed, so that the next submit restarts it."""
+    """Return True if Slurm's FAILED does not mean that the run itself failed; the next submit then restarts the run."""
     if exit_code in _SHELL_KILLED:
         return True
     if current is None:

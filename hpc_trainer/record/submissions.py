@@ -1,4 +1,4 @@
-"""submissions.jsonl: what was about to be submitted, what the scheduler answered, and what still waits for room.
+"""submissions.jsonl: intents to submit, the scheduler's answers, and runs that wait for a free place in the queue.
 
 An intent is written before sbatch, with a uuid that the job carries; the confirmation follows sbatch. A process killed
 in between leaves an intent without a confirmation, and the uuid tells whether Slurm has the job. Runs that exceed the
@@ -509,7 +509,7 @@ def newest_of_run(paths: RunPaths, latest: tuple[Submission, int] | None) -> tup
 
 
 def newest_in(book: Ledger, latest: tuple[Submission, int] | None) -> tuple[Submission, int] | None:
-    """Return what `newest_of_run` returns, given the run's own submissions.jsonl as it was read."""
+    """Return the result of `newest_of_run`, given the content of the run's own submissions.jsonl."""
     successors = book.submissions
     if not successors or (latest is not None and not _follows(successors, latest[0])):
         return latest

@@ -1,4 +1,4 @@
-"""A search from its command line: the space, the runs that trials are made from, and everything that is wrong with it.
+"""A search from its command line: the space, the runs that trials are made from, and all problems.
 
 Trials are frozen at submit: a slot composes no files, it sets the drawn values in a frozen run. The ends and the middle
 of all axes are composed here by Hydra, to check the configurations, and to see that a drawn value changes one key only.

@@ -1,4 +1,4 @@
-"""Choice of the next run of a search, made by whoever has a free slot, from the files in the sweep's folder alone.
+"""Choice of the next run of a search, made by a slot with a free place, from the files in the sweep's folder alone.
 
 First comes a trial that a search lets train further (ASHA and Hyperband), then a new trial. Both are claimed by a file
 that can be created once, so that slots on any number of machines need not know of each other.
@@ -226,7 +226,7 @@ def _record(number: int, drawn: Draw, rungs: Sequence[int], known: Sequence[Tria
 
 
 def told_of(search: Search, known: Sequence[Trial]) -> list[Told]:
-    """Return what the sampler is told of the trials."""
+    """Return the trials as the sampler gets them."""
     values = value_for_sampler(known, search.settings, is_max=search.is_max)
     return [
         Told(

@@ -1,4 +1,4 @@
-"""Draw of the values of one trial, given what is known of the trials before it.
+"""Draw of the values of one trial, given the known earlier trials.
 
 A draw depends on the search's seed, the trial's number and the known trials alone, so it is the same wherever it is
 made. Optuna's samplers get a study in memory with these trials, and a seed of their own for each draw.
@@ -206,7 +206,7 @@ def seed_of_draw(seed: int, number: int, tries: int = 0) -> int:
 
 
 def optuna_sampler(optuna: Any, sampler: Sampler, seed: int) -> Any:
-    """Return Optuna's sampler, with its defaults but for the seed and the constant liar of trials at work."""
+    """Return Optuna's sampler, with all defaults except the seed and the constant liar for trials at work."""
     if sampler is Sampler.gp:
         return optuna.samplers.GPSampler(seed=seed)
     if sampler is Sampler.cma_es:

@@ -232,7 +232,7 @@ class AccountingEntry(JobRow):
 def read_accounting(
     job_ids: Iterable[str], since: float, *, timeout_s: float = _TIMEOUT_S
 ) -> dict[str, AccountingEntry]:
-    """Return the accounting entries of these jobs by job id; an array id stands for all its elements.
+    """Return the accounting entries of these jobs by job id; an array id means all its elements.
 
     Slurm reuses ids: `is_of` tells whose job an entry describes. One sacct call reads up to 5,000 ids. The result is
     {} if the site keeps no accounting; the caller must then use other sources.

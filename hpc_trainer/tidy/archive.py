@@ -68,7 +68,7 @@ def pack(status: SweepStatus, file: Path, *, every_checkpoint: bool = False) -> 
         every_checkpoint: keep all checkpoints, also those of the user's own loops and programs.
 
     Raises:
-        ConfigError: the ending is none that is known, the file exists, or it would lie in the sweep.
+        ConfigError: the file's ending is unknown, the file exists, or it would be inside the sweep.
         OSError: the file system refused.
     """
     kind = _kind_of(file)

@@ -152,7 +152,7 @@ def _advice(status: SweepStatus, runs: Sequence[RunStatus]) -> str:
 
 
 def rename_sweep(sweep: SweepPaths, name: str) -> tuple[SweepPaths, str | None]:
-    """Give a sweep another name; its old name goes on meaning it, by a symbolic link beside it.
+    """Give a sweep another name; its old name stays valid, by a symbolic link beside it.
 
     Paths that other runs were frozen with, such as those of `init_from` and `--extend`, go through the link.
 

@@ -497,7 +497,7 @@ class RunContext(RankProgress):
 
         Args:
             name: the author of the remark; another text with the same name replaces this one.
-            text: a clause that names what is wrong; None removes the remark.
+            text: a clause that names the problem; None removes the remark.
         """
         if text is None:
             self._signs.remarks.pop(name, None)

@@ -1,4 +1,4 @@
-"""When and how a run saves: at once or while training goes on, one save at a time.
+"""When and how a run saves: at once or while training continues, one save at a time.
 
 The interval of saves, and the stop before the time limit, follow from measured steps and saves. A failed save is
 reported and tried again.

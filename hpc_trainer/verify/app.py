@@ -48,7 +48,7 @@ def preempt(
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
-    """Interrupt a run that trains, as Slurm would, and check that it goes on at the saved step."""
+    """Interrupt a run that trains, as Slurm would, and check that it resumes at the saved step."""
     from hpc_trainer.verify.verbs import run_preempt
 
     run_preempt(kind, names, sweep, runs_dir, timeout_s=timeout, as_json=as_json)

@@ -97,7 +97,7 @@ def interrupt_and_check(
 
     Args:
         bring_back: submits a run again by its id (`retry`); called if neither Slurm nor the run does so.
-        timeout_s: seconds for the run to stop, and as many for it to come back.
+        timeout_s: seconds for the run to stop, and as many for it to train again.
         say: called with a line about the progress.
 
     Raises:
@@ -202,7 +202,7 @@ def _come_back(
     report: PreemptReport, sweep: SweepPaths, attempt: Attempt, bring_back: Callable[[str], object], begin: float,
     timeout_s: float,
 ) -> None:  # fmt: skip
-    """Bring the run back if nothing else does, and compare the step at which it resumes with the saved step."""
+    """Submit the run again if nothing else restarts it, and compare the step of its resume with the saved step."""
     paths = sweep.run(report.run_id)
     expected = report.saved_step if report.saved_step is not None else _newest_checkpoint(paths)
     run = _settled(sweep, report.run_id, timeout_s)

@@ -80,7 +80,7 @@ def run_preempt(
     timeout_s: float,
     as_json: bool,
 ) -> None:
-    """Interrupt a run; exit with 1 if it did not come back, or resumed at another step than the saved one."""
+    """Interrupt a run; exit with 1 if it did not restart, or resumed at another step than the saved one."""
     status, chosen = select(configured_runs_dir(runs_dir), names, sweep)
     if len(chosen) > 1 and names != [status.sweep.name]:
         listed = ", ".join(chosen[:5])

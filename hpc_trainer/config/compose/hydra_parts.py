@@ -380,7 +380,7 @@ class _Lookups:
 
 
 def _root_key(node: Node) -> Any:
-    """Return the root key below which a node stands; None for the root."""
+    """Return the root key that contains a node; None for the root."""
     key, parent = None, node._get_parent()
     while parent is not None:
         key, node, parent = node._key(), parent, parent._get_parent()

@@ -55,7 +55,7 @@ class UnusualOverrideError(Exception):
 def read_line(
     text: str, parse: Callable[[Sequence[str]], Sequence[Override]], is_group_name: Callable[[str], bool]
 ) -> Line:
-    """Parse one override, by Hydra's grammar (`parse`) and Hydra's rule of what is a group.
+    """Parse one override, by Hydra's grammar (`parse`) and Hydra's rule for groups.
 
     Raises:
         UnusualOverrideError: the override is left to Hydra.

@@ -44,7 +44,7 @@ class SearchAxis:
 
 
 def split_axes(overrides: Sequence[str], config_dirs: Sequence[Path] = ()) -> tuple[list[str], list[SearchAxis]]:
-    """Return the overrides with one value, and the axes; of a key that stands twice, the last override counts.
+    """Return the overrides with one value, and the axes; if a key is given twice, the last override counts.
 
     Raises:
         ConfigError: an override does not parse, or an axis has no bounds or no values to draw from.

@@ -6,7 +6,7 @@
         zero1: bool = of_feature("zero1")
 
 The line in the section is all that the configuration knows of a feature: it gives the key its place and its type for
-type checkers. Default, limits, metadata and docstring of the key stand in the class `Keys` of the feature's folder,
+type checkers. Default, limits, metadata and docstring of the key are in the class `Keys` of the feature's folder,
 `hpc_trainer/features/zero1/__init__.py`. That file is imported here while sections are still being made, so it imports
 no section at run time (tests/policy/test_core.py).
 """

@@ -188,7 +188,7 @@ class Images:
 
         Raises:
             BrokenPictureError: a picture cannot be decoded, and `data.on_broken=refuse`.
-            DataError: a file cannot be read, whatever `data.on_broken` says, because the file may be back later.
+            DataError: a file cannot be read; `data.on_broken` does not apply, because the file may be readable later.
         """
         rows = index_array(indices, len(self))
         channels, size, _ = self.input_shape

@@ -128,7 +128,7 @@ def _as_awaited(config: InitFromConfig, runs_dir: Path) -> InitFromConfig | None
 
 
 def awaited_digest(awaited: chain.Awaited, which: WhichCheckpoint) -> str:
-    """Return the digest that stands for the content of a run that is not complete."""
+    """Return a digest to use in place of the content's digest, for a run that is not complete."""
     return chain.digest_of(f"run, {which.value}", [chain.specs_of(awaited.folder)[str(awaited.run_id)]])
 
 

@@ -78,7 +78,7 @@ def layers_to_round(model: nn.Module, qat: QatConfig) -> tuple[list[str], list[s
 
 
 def begin_rounding(model: nn.Module, qat: QatConfig, names: list[str]) -> None:
-    """Replace these layers of `model` by rounding ones, in place.
+    """Replace the linear layers `names` of `model` by layers that round their weights, in place.
 
     Weights stay the same tensors under the same names. A state_dict has no further entries: each scale is computed
     again from the rounded values.

@@ -194,7 +194,7 @@ class SpikeGuardAbility(Ability):
         held.is_skipped_by_scaler = False
 
     def restored(self) -> None:
-        """Make sure that there is a checkpoint to go back to."""
+        """Make the saver keep a checkpoint at all times to which a rollback can return."""
         if not self.config.train.guard.rolls_back:
             return
         self._run.keep_regular(self.config.checkpoint.every_steps)
