@@ -54,7 +54,7 @@ HOOKS = {
 
 @functools.cache
 def contributions(hook: str) -> tuple[Any, ...]:
-    """Import and return what the domains contribute to a hook, in the order of `DOMAINS`.
+    """Import and return the objects that the domains contribute to a hook, in the order of `DOMAINS`.
 
     Raises:
         KeyError: there is no such hook.

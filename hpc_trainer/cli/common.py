@@ -94,7 +94,7 @@ def refuse_names(verb: str, words: Sequence[str]) -> None:
     """Refuse names of sweeps and runs in place of overrides, with the command that the user may have meant.
 
     Raises:
-        ConfigError: one of the words is the name of a sweep or a run.
+        ConfigError: an argument is the name of a sweep or a run.
     """
     runs_dir = configured_runs_dir()
     for word in words:

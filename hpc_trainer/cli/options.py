@@ -129,7 +129,7 @@ def _no_names(context: typer.Context, words: list[str] | None) -> list[str] | No
     """Refuse names of sweeps and runs among overrides; Hydra would only report a grammar error.
 
     Raises:
-        ConfigError: a word is the name of a sweep or a run.
+        ConfigError: an override is the name of a sweep or a run.
     """
     if context.resilient_parsing:  # shell completion of an unfinished line
         return words
@@ -170,10 +170,10 @@ def renamed(new: str) -> type[Verb]:
 
 
 class WithApp(Verb):
-    """Command that passes all words after `--app` to the app: they become the option's value."""
+    """Command that passes all arguments after `--app` to the app: they become the option's value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments as click does, with all words from `--app` on as one value."""
+        """Parse the arguments as click does, with all arguments after `--app` as one value."""
         for place, word in enumerate(args):
             option, *value = word.split("=", 1)
             words = [*value, *args[place + 1 :]]

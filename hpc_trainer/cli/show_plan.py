@@ -129,7 +129,7 @@ def print_plan(plan: SweepPlan) -> None:
 
 
 def _packing(array: ArrayPlan) -> str:
-    """Return how the runs of a pool are packed, beside what a job for each run would ask for."""
+    """Describe how the runs of a pool are packed, and compare that with one job for each run."""
     each = array.specs[0].shape
     alone_hours = each.gpu_hours * len(array.specs)
     return (
@@ -297,7 +297,7 @@ def expected_json(expected: Sequence[Expected]) -> list[dict[str, Any]]:
 
 
 def print_expected(expected: Sequence[Expected]) -> None:
-    """Print what the measurements of the hardware say about the runs of a plan."""
+    """Print the times that the measured hardware lets the runs of a plan expect."""
     for each in expected:
         if each.lines:
             say(f"Expected on {each.hardware}, by {each.source}:")

@@ -30,7 +30,7 @@ def run_top(name: str | None, runs_dir: Path | None) -> None:
     """Show the screen until the user leaves it.
 
     Raises:
-        ConfigError: standard output is no terminal.
+        ConfigError: standard output is not a terminal.
         RunStateError: there is no such sweep.
     """
     folder = configured_runs_dir(runs_dir).absolute()
@@ -206,7 +206,7 @@ class TopApp(App[None]):
     @on(DataTable.RowHighlighted, "#runs")
     @on(TabbedContent.TabActivated)
     def show_details(self) -> None:
-        """Read what the open tab shows of the run under the cursor."""
+        """Start reading the content of the open tab for the run under the cursor."""
         if self.status is not None and self.run_id in self.status.specs:
             tab = self.query_one("#details", TabbedContent).active
             size = self.query_one("#details").size

@@ -77,7 +77,7 @@ def _cells(run: RunStatus, axes: dict[str, str]) -> list[Text]:
 
 
 def sweep_names(folder: Path) -> list[SweepPaths]:
-    """Return the newest sweeps."""
+    """Return the paths of the newest sweeps in `folder`, the newest first."""
     return [SweepPaths(sweep.folder.absolute()) for sweep in list_sweeps(folder)[:_MOST_SWEEPS]]
 
 

@@ -49,7 +49,7 @@ OWN_FOLDER = "run"
 
 
 def resumed(command: str, holds: Callable[[str], bool] = lambda _: True) -> str:
-    """Return a command with each `{run.resume:WORDS}` replaced by its words, or by nothing.
+    """Return a command with each `{run.resume:WORDS}` replaced by its WORDS, or removed.
 
     Args:
         holds: returns True if a file, as the placeholder names it, or `OWN_CHECKPOINTS` is not empty.

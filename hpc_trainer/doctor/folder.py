@@ -66,7 +66,7 @@ def folder_findings(runs_dir: Path, purge_days: int | None) -> Iterator[Finding]
 
 
 def _probe(runs_dir: Path, purge_days: int | None) -> tuple[list[dict[str, Any]], str | None]:
-    """Return the probe's steps, and what it was doing when it went silent; None if it came to its end.
+    """Return the probe's steps, and the step during which it went silent; None if it finished.
 
     A probe that only waits for a processor is given time; one that sleeps in a call of the file system is killed.
     """
@@ -241,7 +241,7 @@ _LOCKS = "hpc_trainer takes no locks there; SQLite, filelock, the caches of Hugg
 
 
 def _promises(promises: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
-    """Yield what the file system does not keep; a refused `link` does no harm if `O_EXCL` can take its place."""
+    """Yield a finding for each promise that the file system breaks; a refused `link` does no harm if `O_EXCL` works."""
     failed = {name: step for name, step in promises.items() if step["result"] != "kept"}
     if promises.get("O_EXCL", {}).get("result") == "kept" and failed.get("link", {}).get("result") == "refused":
         del failed["link"]

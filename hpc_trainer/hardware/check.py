@@ -55,7 +55,7 @@ def compose_profiles(
 
 
 def check_lines(config: TrainConfig, limits: Limits, name: str | None = None) -> list[Line]:
-    """Return the lines of a profile: what it asks, what the cluster has, and the fix if that does not fit.
+    """Return the lines of a profile: its figure, the cluster's figure, and the fix if they do not fit.
 
     Args:
         name: the profile as the user types it, if its file may name it otherwise.
@@ -143,7 +143,7 @@ def _name_line(config: TrainConfig, name: str, limits: Limits) -> Iterator[Line]
 
 
 def _facts(hardware: HardwareConfig, shape: Shape, limits: Limits) -> Iterator[tuple[str, str, str]]:
-    """Yield (key, what the profile asks, what the cluster has)."""
+    """Yield (key, value in the profile, value on the cluster)."""
     partition = limits.partition_of((shape.partition or "").split(",")[0] or None)
     listed = ", ".join(limits.partitions)
     if partition is None:

@@ -74,7 +74,7 @@ def pack_environment(
         tries: unpack the archive once, and run its Python.
 
     Raises:
-        ConfigError: the folder is no environment, or the archive's name is not right.
+        ConfigError: the folder is not an environment, or the archive's name is not valid.
         HpcTrainerError: the archive cannot be written, or its copy does not run apart from the folder.
     """
     source, kind = find_environment(folder)

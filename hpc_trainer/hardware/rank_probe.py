@@ -90,7 +90,7 @@ def _numa_nodes() -> dict[int, set[int]]:
 
 
 def gpu(torch: Any, local_rank: int) -> dict[str, Any]:
-    """Return what this rank's GPU is; `gpu_problem` says why there is none."""
+    """Return facts about this rank's GPU; without one, `gpu_problem` has the reason."""
     count = torch.cuda.device_count()
     if not count:
         return {"gpu_problem": f"torch {torch.__version__} sees no GPU", "num_gpus": 0}

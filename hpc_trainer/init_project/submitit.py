@@ -98,7 +98,7 @@ def _keyword_parameters(source: Source, call: ast.Call) -> Iterator[Parameter]:
 
 
 def _set_later(source: Source, name: str) -> Iterator[Parameter]:
-    """Yield what a script adds to a dict of parameters: `parameters["mem_gb"] = 64`, `parameters.update(mem_gb=64)`."""
+    """Yield parameters that a script adds to a dict: `parameters["mem_gb"] = 64`, `parameters.update(mem_gb=64)`."""
     for node in source.nodes:
         call = node.value if isinstance(node, ast.Expr) else None
         if isinstance(call, ast.Call) and isinstance(node, ast.stmt) and ast.unparse(call.func) == f"{name}.update":

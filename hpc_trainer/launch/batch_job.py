@@ -211,7 +211,7 @@ def worker_command(
     Args:
         sweep_dir: folder of the sweep.
         which: `--array UUID`, or `--run RUN_ID` for a single run.
-        python: words before Python's own arguments: a program and its arguments, not shell.
+        python: command before Python's own arguments: a program and its arguments, not shell.
         archive: the frozen code to start from; None: the installed hpc_trainer.
         ranks_per_task: ranks that the task starts by torchrun, if more than one.
     """

@@ -111,7 +111,7 @@ def _sizes(
 
 
 def _held(speed: Speed | None, runs_dir: Path) -> Mapping[str, float] | None:
-    """Return what a rank of an earlier run of this training held, in bytes by name; None if it is not known."""
+    """Return the memory of a rank in an earlier run of this training, in bytes by name; None if unknown."""
     if speed is None:
         return None
     sweep, _, run_id = speed.runs[0].partition("/")

@@ -65,7 +65,7 @@ def with_after(after: AfterConfig, command: str | None, runs_dir: str | None) ->
     """Return the section with full names, and the digest of the runs whose checkpoints the command names.
 
     Raises:
-        ConfigError: a name is none of a sweep or run of the user's, or a placeholder names no single followed run.
+        ConfigError: a name is not that of a sweep or run of the user, or a placeholder does not name one followed run.
     """
     names = dict.fromkeys(name for name, _ in followed_places(command or "").values())
     if not after.runs and not names:
@@ -178,7 +178,7 @@ def _each_once(lists: Iterable[Sequence[Awaited]]) -> Iterator[Awaited]:
 
 
 def _follows(spec: RunSpec, waits: Sequence[Stand]) -> tuple[Follows | None, str | None]:
-    """Return what a run waits for, or None, and the problem with it, or None."""
+    """Return the jobs that a run waits for, or None; and the problem with the followed runs, or None."""
     found = Waits.of(waits, on_failure_of(spec))
     if found.is_cancelled:
         return None, (

@@ -168,7 +168,7 @@ class _Points:
         """Value of `Grid.unsettled`, filled as points are made."""
 
     def tell(self, problem: str | None) -> None:
-        """Keep a problem; do nothing for None."""
+        """Add a problem to the list; do nothing for None."""
         if problem is not None:
             self.problems[problem] = None
 

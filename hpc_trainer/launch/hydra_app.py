@@ -110,7 +110,7 @@ def split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def read_app(text: str) -> HydraApp:
-    """Return the points that the app's own Hydra makes of the words after `--app`. Runs the app up to its sweeper.
+    """Return the points that the app's own Hydra makes of the arguments after `--app`. Runs the app up to its sweeper.
 
     Raises:
         ConfigError: the app's configuration does not compose, or the program is not a Hydra app.
@@ -135,7 +135,7 @@ def read_app(text: str) -> HydraApp:
 
 
 def _ask(app: str, flags: Sequence[str], words: Sequence[str]) -> HydraApp | str:
-    """Return the result of the app's own Hydra for these words, or its error message."""
+    """Return the points that the app's own Hydra makes of these options and overrides, or its error message."""
     start = start_of(app)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "points.json")
@@ -272,5 +272,5 @@ def _short(word: str) -> str:
 
 
 def _as_command(words: Sequence[str]) -> str:
-    """Return `train.command` for these words, with braces escaped so that none is a placeholder."""
+    """Return `train.command` for these arguments, with braces escaped so that none is a placeholder."""
     return shlex.join(words).replace("{", "{{").replace("}", "}}")

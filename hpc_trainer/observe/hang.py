@@ -176,7 +176,7 @@ def _described(collective: Collective) -> str:
 
 
 def _doing(flight: Flight) -> str:
-    """Return a clause on what the rank was doing and where; for a failed rank, its error."""
+    """Return a clause on the rank's activity and its place in the code; for a failed rank, its error."""
     at = "" if flight.frame is None else f", at {flight.frame}"
     if flight.error is not None:
         return f"it ended with {flight.error}{at}"

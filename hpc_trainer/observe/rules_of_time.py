@@ -250,7 +250,7 @@ def _log_lines(facts: Facts) -> Iterator[Finding]:
 
 
 def _round_up(count: int) -> int:
-    """Round up to 1, 2 or 5 times a power of ten."""
+    """Round `count` up to 1, 2 or 5 times a power of ten."""
     size = int(10 ** (len(str(count)) - 1))
     return next(size * factor for factor in (1, 2, 5, 10) if size * factor >= count)
 

@@ -40,7 +40,7 @@ _FRAGMENTED = 0.1  # fraction of the reserved memory: above it, another allocato
 
 
 def memory_evidence(memory: Mapping[str, Any]) -> Iterator[str]:
-    """Yield lines on what a rank's memory held; `memory` is the worker's record (features/memory_report)."""
+    """Yield lines on the content of a rank's memory; `memory` is the worker's record (features/memory_report)."""
     figures = _numbers(memory)
     held = ", ".join(f"{name} {figures[name] / 1e9:.3g}" for name in PARTS if name in figures)
     when = f"after step {memory['step']}" if memory.get("step") else "before the first step"
@@ -83,7 +83,7 @@ def _numbers(memory: Mapping[str, Any]) -> dict[str, float]:
 
 
 def meaning_of(run: RunStatus) -> Sign | None:
-    """Return what a failed run's last output means; None if it means nothing or the cause has a verdict of its own."""
+    """Return the sign in a failed run's last output; None if there is none, or the cause has a verdict of its own."""
     error = run.error
     if not run.state.has_failed or run.cause in (*REFUSALS, *_SAYS_ALL):
         return None

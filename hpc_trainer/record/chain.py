@@ -106,7 +106,7 @@ def told(stands: Sequence[Stand]) -> str:
 
 
 def find_awaited(text: str, runs_dir: Path, key: str = "after") -> Awaited:
-    """Return what SWEEP, SWEEP/RUN, or the folder of either names; a run by its id, or the beginning or end of it.
+    """Return the sweep or run named by SWEEP, SWEEP/RUN or a folder; a run by its id, or the beginning or end of it.
 
     Args:
         text: the name.
@@ -226,7 +226,7 @@ def awaited_of(config: Mapping[str, Any], runs_dir: Path) -> tuple[Awaited, ...]
 
 
 def _frozen(name: str, runs_dir: Path) -> Awaited:
-    """Return what a name in a frozen configuration means; `Awaited.text` wrote it."""
+    """Return the sweep or run that a name in a frozen configuration means; `Awaited.text` wrote the name."""
     if not name.startswith("/"):
         sweep, _, run_id = name.partition("/")
         return Awaited(sweep_folder(runs_dir, sweep), run_id or None)
@@ -341,7 +341,7 @@ def on_failure_of(spec: RunSpec) -> OnFailure:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Followed runs that are not complete, by what they mean for the run that follows them."""
+    """Followed runs that are not complete, sorted by their effect on the run that follows them."""
 
     failed: tuple[Stand, ...] = ()
     """Runs that failed or were cancelled, unless they do not count (`after.on_failure=start`)."""
@@ -354,7 +354,7 @@ class Waits:
 
     @classmethod
     def of(cls, stands: Sequence[Stand], on_failure: OnFailure) -> Waits:
-        """Return what these runs mean under a reaction to failures."""
+        """Sort these runs by their effect on the run that follows them, under a reaction to failures."""
         failed = tuple(stand for stand in stands if stand.has_failed and on_failure is not OnFailure.start)
         idle = tuple(stand for stand in stands if not stand.state.is_active and not stand.has_failed)
         active = tuple(stand for stand in stands if stand.state.is_active)

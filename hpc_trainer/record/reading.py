@@ -496,7 +496,7 @@ def parse_record(data: bytes) -> dict[str, Any]:
     """Return the JSON object of a line or file without its checksum; a checksum is not required.
 
     Raises:
-        ValueError: the data is no valid record; the message gives the reason in a few words.
+        ValueError: the data is not a valid record; the message gives the reason briefly.
     """
     data = data.strip()
     is_sealed = has_seal(data)

@@ -903,7 +903,7 @@ def _parse(record: Mapping[str, Any]) -> tuple[tuple[str, str], tuple[End, float
     """Return the job key, the end and its time from one line.
 
     Raises:
-        KeyError, ValueError: the record is none that this module writes.
+        KeyError, ValueError: this module does not write such a record.
     """
     values = typed(record, _END, {"node": as_text})
     return (values["uuid"], values["job_id"]), ((values["state"], values["cause"], values.get("node")), values["time"])
@@ -1095,7 +1095,7 @@ def _with_job(folder: RunFolder, job: Job, queue: Mapping[str, QueueEntry]) -> R
 
 
 def _take_rivals(folders: dict[str, RunFolder], run_ids: Sequence[str], queue: Mapping[str, QueueEntry]) -> None:
-    """Replace each run's job by the one of its rivals that is nearest to a start, while none has claimed the run.
+    """Replace each run's job by the rival that is nearest to a start, while no job has claimed the run.
 
     A job at work comes before one that waits, one that waits before one that is held, and each before one that is gone.
     """

@@ -199,7 +199,7 @@ def write_intent(
     slots: int = 0, per_node: int = 0, source: str | None = None,
     canaries: Sequence[str] = (),
 ) -> Submission:  # fmt: skip
-    """Record what will be submitted next, and return it with a fresh uuid."""
+    """Record the submission that comes next, and return it with a fresh uuid."""
     intent = Submission(
         uuid=uuid.uuid4().hex, executor=executor, hardware=hardware, run_ids=tuple(run_ids), time=time.time(),
         kind=kind, parallelism=parallelism, code=code, after=after, num_attempts=tuple(num_attempts),
@@ -479,7 +479,7 @@ def claimed_by(paths: RunPaths, race: str, faults: Faults | None = None) -> str 
 
 
 def winner_of(paths: RunPaths, rivals: Sequence[Job], jobs_seen: Collection[str] = ()) -> Job | None:
-    """Return the one of several jobs of a run that has the run; None if none of them has started.
+    """Return the job that has the run, among several jobs of the run; None if none of them has started.
 
     Args:
         paths: the run.

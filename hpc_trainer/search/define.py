@@ -93,7 +93,7 @@ def define(words: Sequence[str], *, config_dirs: Sequence[Path] = (), trust: Seq
 def _earlier(search: Search, sweep: SweepPaths) -> tuple[Told, ...]:
     """Return the trials of the search `search.from_sweep` that fit into this search's space.
 
-    A key that is no axis of the earlier search has there the value of its configuration.
+    A key that is not an axis of the earlier search has the value of that search's configuration.
 
     Raises:
         ConfigError: there is no such search, it had another metric, or none of its trials fits.

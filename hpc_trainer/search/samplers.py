@@ -35,7 +35,7 @@ _STATE_OF_CMA = "cma:optimizer"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """Earlier trial as a sampler knows it."""
+    """Earlier trial in the form that a sampler gets."""
 
     params: Params
     value: float | None = None
@@ -215,7 +215,7 @@ def optuna_sampler(optuna: Any, sampler: Sampler, seed: int) -> Any:
 
 
 def distribution(optuna: Any, dimension: Dimension) -> Any:
-    """Return a dimension as Optuna has it."""
+    """Return Optuna's distribution for a dimension."""
     kinds = optuna.distributions
     if dimension.choices:
         return kinds.CategoricalDistribution(dimension.choices)
@@ -226,7 +226,7 @@ def distribution(optuna: Any, dimension: Dimension) -> Any:
 
 
 def _frozen(optuna: Any, told: Told, distributions: Any) -> Any:
-    """Return a trial as Optuna has it: complete, failed, pruned (it has values of rungs), or running."""
+    """Return Optuna's FrozenTrial for a trial: complete, failed, pruned (it has values of rungs), or running."""
     states = optuna.trial.TrialState
     state = states.PRUNED if told.at_rungs else states.RUNNING
     if told.has_failed:

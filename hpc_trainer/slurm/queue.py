@@ -255,7 +255,7 @@ def ask_allocations(job_ids: Iterable[str], since: float) -> list[Allocation]:
 
 
 def ask_uses(job_ids: Iterable[str], since: float) -> list[JobUse]:
-    """Return what each start of these jobs used; else like `read_accounting`."""
+    """Return the resources that each start of these jobs used; else like `read_accounting`."""
     answers = (_ask(_USES, ["-D", "-j", ids], since, _LONG_TIMEOUT_S) for ids in _listed(job_ids))
     return [use for answer in answers if answer is not None for use in parse_uses(answer, time.time())]
 

@@ -142,7 +142,7 @@ def _files(folder: Path, head: str, left_out: list[str]) -> Iterator[tuple[Path,
 
 
 def _is_kept(below: str, kept: Callable[[str], frozenset[str]], run_id: str) -> bool:
-    """Return True if a file of a run, by its path in the run's folder, is no superfluous checkpoint."""
+    """Return True if a file of a run, by its path in the run's folder, is kept: it is not a superfluous checkpoint."""
     if below.startswith(("output/checkpoints/", "own_checkpoints/")):
         return False
     first, _, rest = below.partition("/")
@@ -209,7 +209,7 @@ def unpack(file: Path, runs_dir: Path, name: str | None = None) -> Archived:
     """Unpack an archive as a sweep of `runs_dir`, under its own name or `name`.
 
     Raises:
-        ConfigError: the name is no legal one.
+        ConfigError: the name is not legal.
         RunStateError: the name is taken, or the archive is damaged, or holds what no archive of a sweep holds; nothing
             was unpacked.
     """
@@ -304,7 +304,7 @@ def _checked(member: tarfile.TarInfo, file: Path, folder: Path) -> str:
     """Return the name of a member that may be unpacked.
 
     Raises:
-        RunStateError: it is no file or folder, or its name leads elsewhere.
+        RunStateError: it is neither a file nor a folder, or its name leads elsewhere.
     """
     if not (member.isreg() or member.isdir()) or member.issparse():
         raise RunStateError(f"{file} holds {member.name!r}, which is a link, a device or a pipe: it is refused.")

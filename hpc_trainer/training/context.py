@@ -1,7 +1,7 @@
 """RunContext: one rank's view of its run. The shared loop uses it, and so does a custom loop (docs/own_loop.md).
 
-It knows the rank's place, the optimizer steps of its attempt and where the time went, and how the loop ended, on which
-all ranks agree.
+A RunContext has the rank's place, counts the optimizer steps and the time of its attempt, and records how the loop
+ended, on which all ranks agree.
 """
 
 from __future__ import annotations
@@ -360,7 +360,7 @@ class RunContext(RankProgress):
             )
 
     def last_evaluation(self) -> dict[str, float] | None:
-        """Return the newest evaluation in metrics.jsonl if its step is the one resumed at; else None. Collective."""
+        """Return the newest evaluation in metrics.jsonl if training resumed at its step; else None. Collective."""
         newest = [record for record in read_metrics(self.paths.metrics) if "eval_loss" in record][-1:]
         here = dict(newest[0]) if newest and newest[0]["step"] == self.first_step else {}
         return self.group.broadcast({key: here[key] for key in here if key not in RESERVED} or None)  # type: ignore[no-any-return]

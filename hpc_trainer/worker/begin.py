@@ -174,7 +174,7 @@ def sampled(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shared:
-    """Parts of the records that are the same for all runs whose processes one process forks."""
+    """Entries of environment records that are equal for all runs forked from one process."""
 
     node: Mapping[str, Any]
     packages: tuple[dict[str, str], dict[str, dict[str, Any]]]
@@ -188,7 +188,7 @@ _shared: _Shared | None = None
 
 
 def share_records(config: TrainConfig) -> None:
-    """Find out now what the records of all runs share that this process forks: it takes longer than a short run.
+    """Gather the entries that all runs forked from this process share; that may take longer than a short run.
 
     Args:
         config: configuration of one of the runs.

@@ -61,7 +61,7 @@ def conditions_of(overrides: Sequence[str]) -> list[str]:
     """Return the items of the last `search.when=[...]` among the overrides; [] if there is none.
 
     Raises:
-        ConfigError: it is no list of texts.
+        ConfigError: the value is not a list of texts.
     """
     lines = [line for line in overrides if line.partition("=")[0] == WHEN]
     if not lines:

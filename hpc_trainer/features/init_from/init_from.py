@@ -114,7 +114,7 @@ def _open(path: Path) -> Iterator[int]:
 
 @torch.no_grad()
 def _take(model: nn.Module, config: InitFromConfig, saved: Mapping[str, Any]) -> WeightsOrError:
-    """Fill `model` from `saved`; return what was loaded, or an error message. Not collective; the same on all ranks."""
+    """Fill `model` from `saved`; return a record of it, or an error message. Not collective; the same on all ranks."""
     tensors = {name: tensor for name, tensor in saved.items() if isinstance(tensor, SavedTensor)}
     try:
         there = renamed(tensors, config, f"init_from={config.path}")

@@ -280,7 +280,7 @@ def _place() -> Path:
 
 
 def _read() -> dict[str, list[Any]]:
-    """Return the remembered digests; {} if the file cannot be read, or is no such file."""
+    """Return the remembered digests; {} if the file cannot be read, or has other content."""
     with contextlib.suppress(OSError, ValueError, RuntimeError):
         digests = json.loads(_place().read_bytes())
         if isinstance(digests, dict) and all(isinstance(entry, list) and len(entry) == 6 for entry in digests.values()):

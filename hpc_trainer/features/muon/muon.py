@@ -120,7 +120,7 @@ class MuonWithAdamw(OwnStep):
         return [lr] * len(self.muon.param_groups) + [lr * self.adamw_lr_ratio] * len(self.adamw.param_groups)
 
     def update(self, bad: torch.Tensor | None, scale: torch.Tensor | None) -> None:
-        """Step both optimizers, as `OwnStep.update`."""
+        """Step both optimizers; arguments as in `OwnStep.update`."""
         if bad is None:
             self.muon.step()
             self.adamw.step()

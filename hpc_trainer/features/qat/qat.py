@@ -119,7 +119,7 @@ def turn_rounding(model: nn.Module, *, on: bool) -> None:
 def convert_config(qat: QatConfig) -> Any:
     """Return the config by which `torchao.quantization.quantize_` converts trained layers as training rounded them.
 
-    If torchao has two ways, it is the one that computes with integers: on a CPU it is twice as fast.
+    If torchao has two ways, the config selects integer arithmetic, which on a CPU is twice as fast.
 
     Raises:
         ConfigError: torchao is missing.

@@ -190,7 +190,7 @@ class SpikeGuardAbility(Ability):
         self._guard = state.guard = SpikeGuard(self.config.train.max_skipped_steps, self.config.train.guard)
 
     def memory(self, held: RankMemory, building: Building) -> None:
-        """Count skipped finite steps too, which a loss scaler does not know of."""
+        """Count the memory for skipping finite steps, for which no loss scaler makes copies."""
         held.is_skipped_by_scaler = False
 
     def restored(self) -> None:

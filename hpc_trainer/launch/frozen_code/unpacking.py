@@ -83,7 +83,7 @@ def _private_folder(place: str, files: Files) -> Path:
     """Return the user's own folder in `place`, and create it if it does not exist.
 
     Raises:
-        OSError: others could replace the folder or write it, the place is no local disk, or there is no room.
+        OSError: others could replace the folder or write it, the place is not on a local disk, or the disk is full.
     """
     real = Path(place).resolve(strict=True)
     for parent in (real, *real.parents):
