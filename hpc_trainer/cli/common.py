@@ -106,8 +106,8 @@ def refuse_names(verb: str, words: Sequence[str]) -> None:
                 continue
             what, whose, looks = f"a run of the sweep {sweep.name}", "it", "why"
         raise ConfigError(
-            f"`{verb}` takes KEY=VALUE words, as experiment=digits, and {word} is {what}. `hpc-trainer {looks} {word}` "
-            f"shows how it stands; `hpc-trainer retry {word}` submits {whose} again."
+            f"`{verb}` takes overrides KEY=VALUE, such as experiment=digits, and {word} is {what}. `hpc-trainer "
+            f"{looks} {word}` shows its state; `hpc-trainer retry {word}` submits {whose} again."
         )
 
 

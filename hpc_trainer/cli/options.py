@@ -216,11 +216,14 @@ EveryRun = Annotated[bool, typer.Option("--all", "-a", help="A line for each run
 WhereOption = Annotated[
     str | None,
     typer.Option(
-        "--where", metavar="CONDITION", help="Runs that fulfil it, as 'optim.lr>1e-3 and state==\"COMPLETED\"'."
+        "--where",
+        metavar="CONDITION",
+        help="Runs that meet this condition, such as 'optim.lr>1e-3 and state==\"COMPLETED\"'.",
     ),
 ]
 ColumnsOption = Annotated[
-    list[str] | None, typer.Option("--columns", metavar="NAME,..", help="These columns, in this order; all: every one.")
+    list[str] | None,
+    typer.Option("--columns", metavar="NAME,..", help="Columns to show, in this order; all: every column."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON (docs/json.md).")]
 ConfigDir = Annotated[
@@ -248,7 +251,9 @@ Trust = Annotated[
 RunsDir = Annotated[
     Path | None,
     typer.Option(
-        "--runs-dir", metavar="FOLDER", help="Folder of sweeps; else $HPC_TRAINER_RUNS, the project file's, ./runs."
+        "--runs-dir",
+        metavar="FOLDER",
+        help="Folder of sweeps; by default $HPC_TRAINER_RUNS, the project file's, or ./runs.",
     ),
 ]
 Names = Annotated[

@@ -158,7 +158,7 @@ def _writable(runs_dir: Path, facts: Mapping[str, Mapping[str, Any]]) -> Finding
 
 def _trusted(trust: Mapping[str, Any]) -> Finding:
     if trust["problem"] is None:
-        return ok("permissions", "nobody else can replace your sweeps")
+        return ok("permissions", "no other user can replace your sweeps")
     return broken(
         "permissions", str(trust["problem"]),
         why="specs and code in the folder run as you, so hpc-trainer refuses such a folder",
@@ -268,7 +268,7 @@ def _purge(sweep: Mapping[str, Any]) -> Finding:
     return report(
         "purge", f"the site may delete {sweep['path']} {when} (unused for {sweep['unused_days']:.0f} of "
         f"{sweep['purge_days']} days), and {sweep['unfinished']} runs of sweep {sweep['sweep']} are not done",
-        why="without its specs, code and checkpoints a run cannot go on",
-        fix=f"let the runs go on (hpc-trainer retry {sweep['sweep']}), or copy the sweep's folder to storage that is "
+        why="without its specs, code and checkpoints a run cannot continue",
+        fix=f"continue the runs (hpc-trainer retry {sweep['sweep']}), or copy the sweep's folder to storage that is "
         "not purged",
     )  # fmt: skip

@@ -157,7 +157,7 @@ def can_connect(address: str) -> bool:
 
 
 def write_speed(path: Path, most: int) -> float | None:
-    """Return the rate at which a file is written and synced: at most `most` bytes, at most ten seconds."""
+    """Return the bytes a second of writing and syncing up to `most` bytes in ten seconds; None after an error."""
     piece, written = os.urandom(_WRITE_PIECE), 0
     try:
         began = time.monotonic()

@@ -226,7 +226,7 @@ def _last_look(grid: Grid, run_ids: Sequence[str]) -> SweepStatus:
     try:
         *_, last = looks(grid.sweep, set(run_ids))
     except KeyboardInterrupt:
-        message = f"hpc_trainer: no longer waiting; the runs go on. See: hpc-trainer status {grid.sweep.name}"
+        message = f"hpc_trainer: no longer waiting; the runs continue. See: hpc-trainer status {grid.sweep.name}"
         raise CompactHydraException(message) from None
     return last
 

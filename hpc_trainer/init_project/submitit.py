@@ -272,7 +272,7 @@ def _gpus_and_cores(named: dict[str, Parameter], result: Translation) -> None:
             _untold(result, parameter, "hardware.cpus_per_gpu" if name == "cpus_per_task" and has_gpus else key)
     if has_gpus and "cpus_per_task" in taken and unknown.keys() - {"cpus_per_task", "cpus_per_gpu"}:
         parameter = taken.pop("cpus_per_task")
-        note = "of a task, and tasks or GPUs are computed there: set hardware.cpus_per_gpu yourself"
+        note = "cores of a task, and the script computes its tasks or GPUs: set hardware.cpus_per_gpu yourself"
         result.rows.append(Row(line=parameter.line, theirs=_shown(parameter), note=note))
     tasks = _whole(taken.get("ntasks_per_node") or taken.get("ntasks")) or 1
     if count and "gpus_per_task" in taken and "gpus_per_node" not in taken and "gres" not in taken:

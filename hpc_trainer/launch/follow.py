@@ -254,7 +254,7 @@ def _release(follower: SweepPaths) -> Iterator[str]:
         return
     for run in free:
         write_decision(follower.run(run.run_id), "", reason="")
-    yield f"{len(jobs)} held run(s) of {follower.name} go on when these are complete."
+    yield f"{len(jobs)} held run(s) of {follower.name} continue when these are complete."
 
 
 def mark_held(sweep: SweepPaths, specs: Iterable[RunSpec], reason: str) -> None:

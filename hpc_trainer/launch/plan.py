@@ -666,7 +666,7 @@ def _tracker_line(config: Mapping[str, Any]) -> str | None:
     if missing is None:
         return None
     what = "hpc-trainer sync needs it here" if name.is_synced else "without it the runs write no event files"
-    return f"{missing}; {what}. Training goes on without."
+    return f"{missing}; {what}. Training continues without it."
 
 
 def _taken_codes_note(exit_codes: Sequence[tuple[int, int]]) -> Iterator[str]:

@@ -151,7 +151,7 @@ def _mixed_up(flights: Mapping[int, Flight]) -> str | None:
             if (other[1].name, other[1].shape) != (collective.name, collective.shape):
                 return (
                     f"{_name(other[0])} is in {_described(other[1])}, and {_name(flight)} in the same place in "
-                    f"{collective.name} of {collective.shape or 'nothing'}: the code of the ranks does not agree."
+                    f"{collective.name} of {collective.shape or 'nothing'}: the ranks run different code."
                 )
     return None
 

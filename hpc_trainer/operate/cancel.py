@@ -78,8 +78,8 @@ def _cancel_here(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool, 
     may_have_jobs = any(run.has_slurm_job for run in (*chosen, *marked))
     if status.queue_error is not None and (may_have_jobs or status.ledger.unread is not None):
         raise SlurmError(
-            f"{status.queue_error.rstrip('.')}. Whether jobs with the ids of these runs are still theirs is not known, "
-            "so none was cancelled; the runs are marked, and end when they look. Run the same command again."
+            f"{status.queue_error.rstrip('.')}. It is unknown whether the jobs still belong to these runs, "
+            "so no job was cancelled. The runs are marked, and end when they see the mark. Run the same command again."
         )
     if is_whole:
         status.sweep.hold.unlink(missing_ok=True)  # nothing is left that could be held

@@ -196,7 +196,7 @@ def elsewhere_too(status: SweepStatus, run_ids: Iterable[str], names: Sequence[s
     ]
     if not others:
         return None
-    taken = f"{', '.join(names)} is taken of sweep {folder.name}"
+    taken = f"{', '.join(names)} is the run of sweep {folder.name}"
     return f"{taken}; {', '.join(others)} has it too: {others[-1]}/{names[0]} names that one."
 
 

@@ -197,7 +197,7 @@ class _Sweep:
                 group(*whose, month).add("used", gpus, cores, seconds)
 
     def _take_turns(self, pools: Mapping[str, tuple[str, str]], group: _OfSweep) -> None:
-        """Take the turns of runs away from the whole time of the slots, which counts as idle before."""
+        """Subtract the turns of runs from the idle time of the slots, which begins as their whole time."""
         turns = Turns(self.paths)
         slots = [name for name in list_folder(self.paths.folder, self._faults) or () if is_slot(name)]
         for end in turns.all_ends(slots):

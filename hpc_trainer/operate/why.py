@@ -205,7 +205,9 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True, ran
     followers = list(_followers(status, run)) if asks_slurm else []
     evidence += followers
     if followers:
-        advice.append(f"hpc-trainer retry {status.sweep.name}/{run.run_id}: runs that follow it go on by themselves")
+        advice.append(
+            f"hpc-trainer retry {status.sweep.name}/{run.run_id}: runs that follow it then continue by themselves"
+        )
     if memory is not None:
         evidence[1:1] = memory_evidence(memory)
         with contextlib.suppress(ConfigError):  # a configuration of another version: the general advice stays
@@ -327,7 +329,7 @@ def _of_bad_node(status: SweepStatus, run: RunStatus, meaning: Sign | None) -> l
     return bad_node_lines(status.sweep, node)
 
 
-_THEN = "bring back what it follows; it goes on by itself then. To give it up: hpc-trainer cancel {sweep}/{run}"
+_THEN = "restart the runs that it follows; then it continues by itself. To give it up: hpc-trainer cancel {sweep}/{run}"
 _MOST_FOLLOWED = 5
 
 
@@ -446,7 +448,7 @@ def _longer_limit_min(status: SweepStatus, run: RunStatus) -> int:
 
 _LOOKED_AT = 3
 _NOW_LONGER = (
-    "hpc-trainer cancel {run} && hpc-trainer retry {run} hardware.time_limit_min={longer}: it goes on with more time"
+    "hpc-trainer cancel {run} && hpc-trainer retry {run} hardware.time_limit_min={longer}: it continues with more time"
 )
 _WAITED = ("stuck", "peer_lost")
 _IDLE = "; the rank that is not in a collective is the one to look at"

@@ -368,7 +368,7 @@ class Waits:
 
 def held_reason(stands: Sequence[Stand]) -> str:
     """Return why a run is held, with the command that releases it."""
-    return f"follows {told(stands)}; hpc-trainer retry {stands[0].name} lets it go on"
+    return f"follows {told(stands)}; hpc-trainer retry {stands[0].name} lets it start"
 
 
 def cancel_follower(paths: RunPaths, failed: Sequence[Stand]) -> None:
@@ -475,7 +475,7 @@ def find_cycle(specs: Sequence[RunSpec], sweep: SweepPaths) -> str | None:
             for run_id in known if each.run_id is None else [each.run_id]:
                 if (each.folder, run_id) in own:
                     return (
-                        f"after: {sweep.name}/{run_id} would wait for itself{through}: it starts never. Follow "
+                        f"after: {sweep.name}/{run_id} would wait for itself{through}: it never starts. Follow "
                         "another sweep, or name runs that do not follow this one (SWEEP/RUN)."
                     )
                 if (each.folder, run_id) in seen or run_id not in known or known[run_id].is_lost:

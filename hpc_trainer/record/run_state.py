@@ -623,7 +623,7 @@ def _decide_without_slots(folder: RunFolder, view: SchedulerView) -> End:
         quiet_s = view.asked_time - last_sign(folder)
         if quiet_s < _ALIVE_S + (view.cache_age_s and view.cache_age_s + CLOCKS_APART_S):
             return RunState.UNKNOWN, doubts.alive_without_job(quiet_s), None
-        return RunState.NODE_FAIL, "its slot is gone without a word", None
+        return RunState.NODE_FAIL, "its slot is gone without a recorded end", None
     ended = ENDS.get(row.state)
     state = ended if ended is not None and ended.is_interrupted else RunState.PREEMPTED
     return state, f"its slot ended: {row.state} ({row.exit_code})", row.node
@@ -648,7 +648,7 @@ def _decide_local_pool(folder: RunFolder, view: SchedulerView) -> End:
         return (RunState.PREEMPTED if folder.attempts else RunState.NEW), None, None
     if current.has_ended:
         return current.state or RunState.PREEMPTED, current.cause, None
-    return RunState.NODE_FAIL, "its processes are gone without a word", None
+    return RunState.NODE_FAIL, "its processes are gone without a recorded end", None
 
 
 def _decide_local(folder: RunFolder) -> tuple[RunState, str | None]:
@@ -670,7 +670,7 @@ def _decide_local(folder: RunFolder) -> tuple[RunState, str | None]:
         # It never started, and the queue that would have started it is gone: submit it again.
         return (RunState.PREEMPTED if folder.attempts else RunState.NEW), None
     # A queue records a death that the run could not record itself. A missing record means that the machine went down.
-    return RunState.NODE_FAIL, "its processes are gone without a word"
+    return RunState.NODE_FAIL, "its processes are gone without a recorded end"
 
 
 # Seconds for which a new job may be missing in squeue and sacct.
@@ -752,7 +752,7 @@ def _decide_absent(folder: RunFolder, view: SchedulerView) -> End:
         return RunState.UNKNOWN, doubts.unreadable(unread), None
     # The run is over but has no DONE. Without accounting nobody can tell a crash from a cancellation while it waited,
     # so the run is not restarted automatically: --retry-failed does it.
-    cause = "gone from the queue without a word, and sacct does not know the job"
+    cause = "gone from the queue without a recorded end, and sacct does not know the job"
     if view.has_foreign_job(folder):
         cause += f" (the id belongs to another job now: {folder.job_id})"
     return RunState.FAILED, cause, None

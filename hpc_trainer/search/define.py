@@ -120,8 +120,8 @@ def _earlier(search: Search, sweep: SweepPaths) -> tuple[Told, ...]:
             made.append(Told(params=params, value=value, at_rungs=rungs))
     if not made:
         raise ConfigError(
-            f"{rule}: none of its {len(trials)} trials has a result and lies in this space. Leave it out, or widen the "
-            "axes."
+            f"{rule}: none of its {len(trials)} trials has a result and fits into this space. Leave it out, or widen "
+            "the axes."
         )
     return tuple(made)
 
@@ -274,7 +274,7 @@ def _problems(search: Search, config: TrainConfig) -> Iterator[str]:
         named = (*config.task.evaluated, *of_steps())
         is_own = isinstance(config.task, CustomTaskConfig) and settings.metric.startswith("eval_")
         if settings.metric not in named and not is_own:
-            yield f"search.metric={settings.metric} is no metric of these runs. {valid(settings.metric, named)}"
+            yield f"search.metric={settings.metric} is not a metric of these runs. {valid(settings.metric, named)}"
     # The schema's own rules on what goes with what do not hold for programs.
     if settings.median and settings.sampler in WITH_RUNGS:
         yield f"search.median=true: search={settings.sampler.value} has a rule of its own. Leave one of the two out."

@@ -83,7 +83,7 @@ def is_over(search: Search, known: Sequence[Trial]) -> bool:
 
 
 def states_at_end(paths: SweepPaths) -> Mapping[str, int] | None:
-    """Return the number of trials in each state if the search is over, {} if it is not; None if it is no search.
+    """Return the number of trials in each state if the search is over, {} if it is not; None without a search.
 
     Raises:
         RunStateError: the search or a trial cannot be read.
@@ -118,7 +118,7 @@ def stop_reason(search: Search, known: Sequence[Trial], sweep: str) -> str | Non
     if len(failed) == len(known) >= min(_MOST_FAILED, search.settings.trials):
         return (
             f"the first {len(failed)} trials have all failed. Read: hpc-trainer why {failed[0].run_id}. "
-            f"The same submit goes on once one of them is complete: hpc-trainer retry {failed[0].run_id}"
+            f"The same submit continues once one of them is complete: hpc-trainer retry {failed[0].run_id}"
         )
     return None
 

@@ -348,7 +348,7 @@ def submit_script(script: Path, *, options: Sequence[str] = (), timeout_s: float
         raise NoRoomError(f"no room for more jobs: {message}", message)
     if code in _SHELLS_CODES or not _REFUSED.search(said):
         raise UnclearError(
-            f"sbatch ended with code {code} and no refusal of Slurm that is known: {message or 'no words'}. {_AGAIN}"
+            f"sbatch ended with code {code} and no known refusal of Slurm: {message or 'no message'}. {_AGAIN}"
         )
     raise RefusedError(
         f"sbatch did not accept the job: {message}. Nothing of this array was submitted. (Without a working Slurm "

@@ -561,7 +561,7 @@ class RunContext(RankProgress):
         self.beat()
         if self._names is None:
             raise LoopError(
-                "run.restore(...) must be called before the first step: a run that comes back would start anew. If "
+                "run.restore(...) must be called before the first step: a restarted run would start anew. If "
                 "there is nothing to restore, call run.restore()."
             )
         return self._count(step)

@@ -222,7 +222,7 @@ def _come_back(
 
     if not _wait(lambda: resumed() is not None, timeout_s):
         state = _status_of(sweep, report.run_id).state
-        report.problems.append(f"it had not come back after {timeout_s:g} s, and is {state.value}")
+        report.problems.append(f"it had not resumed after {timeout_s:g} s, and is {state.value}")
         return
     back = resumed()
     assert back is not None
@@ -233,7 +233,7 @@ def _come_back(
                 f"it began anew at step {report.resumed_step}: it saves no checkpoint of its own, or does not find it"
             )
     elif report.resumed_step != (expected or 0):
-        report.problems.append(f"it went on at step {report.resumed_step}, and step {expected or 0} was saved")
+        report.problems.append(f"it resumed at step {report.resumed_step}, and step {expected or 0} was saved")
 
 
 def _settled(sweep: SweepPaths, run_id: str, timeout_s: float) -> RunStatus:

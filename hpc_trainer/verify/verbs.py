@@ -461,7 +461,7 @@ def _print_curve(curve: Curve, value: float | None, plot: Path, given: Sequence[
     else:
         print(f"The loss diverged at lr={curve.divergence_lr:.2g}; a tenth of it is {curve.tenth_lr:.2g}.")
     if value is None:
-        print("The loss fell nowhere: no rate is suggested.")
+        print("The loss never fell: no rate is suggested.")
     else:
         print(f"It fell the fastest at lr={curve.steepest_lr:.2g}. Suggested: optim.lr={value:g}")
     say(f"Plot: {plot}")

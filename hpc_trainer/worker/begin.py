@@ -90,8 +90,8 @@ def _goodput_problem(config: TrainConfig, paths: RunPaths, attempts: list[Attemp
     longer_min = better_limit_min(limit_min, times.other_s, cluster.signal_lead_s)
     return (
         f"{timed_out_words(times, limit_min)}: less than cluster.min_goodput={cluster.min_goodput:g}, so it is stopped "
-        f"for good. An attempt spends {times.other_s:.0f} s on other things than training. To go on: hpc-trainer retry "
-        f"{paths.run_id} hardware.time_limit_min={longer_min}"
+        f"for good. An attempt spends {times.other_s:.0f} s on other things than training. To continue: hpc-trainer "
+        f"retry {paths.run_id} hardware.time_limit_min={longer_min}"
     )
 
 

@@ -125,7 +125,7 @@ def end_well(paths: RunPaths, stop_after_alike: int) -> None:
             make_folder(alike)
             claim(alike / _WELL)
     except (OSError, HpcTrainerError) as error:
-        print(f"other runs of the sweep were not told of this end: {error}", flush=True)
+        print(f"this end could not be reported to the sweep's other runs: {error}", flush=True)
 
 
 # Stop of the line.

@@ -279,7 +279,7 @@ class _Rank:
             self._stop.request(ASKED)
             self._tell_stop()
         if self._must_stop() and not self._has_ended_at_rung(code):
-            print(f"the program ended with {_ending(code)} after {self._stop.signal_name}: it goes on later.")
+            print(f"the program ended with {_ending(code)} after {self._stop.signal_name}: it continues later.")
             return self._pause() if self._is_pausing else conclude_start(self.as_stop)
         if code != 0:
             self._fail(code)

@@ -135,10 +135,10 @@ def run_rank(
     present = names_in(paths.folder) or ()
     for marker in (DONE, CANCEL):
         if marker in present:
-            print(f"{run_id}: {marker} stands; nothing to do.")
+            print(f"{run_id}: the marker {marker} exists; nothing to do.")
             return ExitCode.OK
     if _is_held(sweep, paths, present, env):
-        print(f"{run_id}: HOLD stands; nothing to do until `hpc-trainer release`.")
+        print(f"{run_id}: the run is held; nothing to do until `hpc-trainer release`.")
         return ExitCode.OK
     try:
         return _start_attempt(config, sweep, paths, env, stop, spans, job, spec)

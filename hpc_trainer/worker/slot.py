@@ -288,7 +288,7 @@ def _attempt_of(paths: RunPaths, turn: Turn) -> Attempt | None:
 
 
 def source_of(sweep: SweepPaths, pool: Submission, element: int) -> RunSource:
-    """Return where a slot's runs come from: what a domain contributes (hook `run_sources`), or the listed runs."""
+    """Return the source of a slot's runs: that of a domain (hook `run_sources`), else the pool's listed runs."""
     specs = read_specs(sweep)
     if pool.source is not None:
         for make in contributions("run_sources"):
@@ -570,7 +570,7 @@ def _state_after(paths: RunPaths, turn: Turn, place: _Place, env: RankEnv) -> Ru
     if attempt is None and code == ExitCode.OK and HOLD in names:
         return RunState.HELD  # the hold came after the claim
     if attempt is not None:
-        message = "the ranks ended without a word: killed, or out of memory?"
+        message = "the ranks ended without an error message: killed, or out of memory?"
         journal.end(attempt.attempt, state=RunState.FAILED, cause="killed", error={"message": message})
     elif code != ExitCode.OK:
         number = journal.attempt_number(env.job_id, turn.number)

@@ -116,7 +116,7 @@ def _axis(override: Override, composer: Composer) -> SearchAxis:
 def _check_tags(pattern: Any, line: str) -> None:
     unknown = sorted(pattern.tags - {"log"})
     if unknown:
-        raise ConfigError(f"{line}: the tag of an axis is log, and {unknown[0]} is none.")
+        raise ConfigError(f"{line}: an axis has only the tag log, not {unknown[0]}.")
 
 
 def _value(item: Any, line: str) -> Any:

@@ -151,7 +151,7 @@ def of_steps() -> tuple[str, ...]:
 
 
 def metric_problems(config: TrainConfig) -> Iterator[str]:
-    """Yield each name that is no metric of the run. The metrics of a user's own loop are unknown here."""
+    """Yield a problem for each name that is not a metric. The metrics of a user's own loop are unknown here."""
     if config.train.main is not None:
         return
     early = config.train.early_stop.metric if holds(config, "train.early_stop.patience") else None
