@@ -235,7 +235,7 @@ def status(sweep: str | None = None, *, runs_dir: Path | None = None) -> Sweep:
 
 
 def why(run: str, *, sweep: str | None = None, runs_dir: Path | None = None) -> Explanation:
-    """Return why a run is not done, what that rests on, and what to do.
+    """Return why a run is not done, the evidence for it, and what to do.
 
     Args:
         run: the run's id, its beginning or its end, or SWEEP/RUN.
@@ -262,7 +262,7 @@ def sweeps(runs_dir: Path | None = None) -> Rows[SweepLine]:
 
 
 def cancel(*names: str, sweep: str | None = None, save: bool = False, runs_dir: Path | None = None) -> list[str]:
-    """Cancel runs or a whole sweep, and return the ids of the runs that were cancelled; no run comes back by itself.
+    """Cancel runs or a whole sweep, and return the ids of the cancelled runs. Only `retry` restarts them.
 
     Args:
         names: a sweep, or ids of runs. At least one name or `sweep` is required.

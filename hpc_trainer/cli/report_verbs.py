@@ -230,6 +230,6 @@ def run_sync(names: list[str], sweep: str | None, runs_dir: Path | None, *, to: 
             say(as_typed(f"{run_id}: {message}"))
         if result.failed:
             rest = " The rest was not tried." if result.has_given_up else ""
-            say(f"{len(result.failed)} could not be synced.{rest} The same command goes on from there.")
+            say(f"{len(result.failed)} could not be synced.{rest} The same command continues from there.")
     if result.failed:
         sys.exit(1)

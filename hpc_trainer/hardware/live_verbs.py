@@ -83,7 +83,7 @@ def run_discover(
 
 
 def _ask(limits: Limits, choice: Choice) -> Choice:
-    """Ask on the terminal what the flags leave open and where there is more than one answer."""
+    """Ask on the terminal for each choice that no flag makes and that has more than one legal answer."""
     groups = user_groups()
     names = [
         partition.name

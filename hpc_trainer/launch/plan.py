@@ -333,7 +333,7 @@ def build_plan(
 
     Args:
         known: known facts of the sweep; runs that are not in it are new.
-        retry_failed: submit FAILED and OUT_OF_MEMORY runs too; they go on from their newest checkpoint.
+        retry_failed: submit FAILED and OUT_OF_MEMORY runs too; they resume from their newest checkpoint.
         limits: limits of the cluster; None if there are none.
     """
     known, limits = known or Known(), limits or Limits()
@@ -666,7 +666,7 @@ def _tracker_line(config: Mapping[str, Any]) -> str | None:
     if missing is None:
         return None
     what = "hpc-trainer sync needs it here" if name.is_synced else "without it the runs write no event files"
-    return f"{missing}; {what}. Training goes on without."
+    return f"{missing}; {what}. Training continues without it."
 
 
 def _taken_codes_note(exit_codes: Sequence[tuple[int, int]]) -> Iterator[str]:

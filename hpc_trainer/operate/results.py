@@ -138,7 +138,7 @@ class ResultTable:
         return dataclasses.replace(self, chosen=list(dict.fromkeys(chosen)))
 
     def means_over(self, axes: Sequence[str]) -> ResultTable:
-        """Return a row for each group of runs that differ in nothing but these axes.
+        """Return a row for each group of runs that differ only in these axes.
 
         A row has the mean of each metric over the group's complete runs, its standard deviation (over n - 1) if at
         least two runs have it, `n`, the number of complete runs, `runs`, the number of all, and the sums of the costs
@@ -278,7 +278,7 @@ def _outcome(
 def _best_values(
     status: SweepStatus, run: RunStatus, names: Sequence[str], how: CheckpointConfig
 ) -> Mapping[str, tuple[float, int]]:
-    """Return name -> (best value, its step), from the run's summary if metrics.jsonl is as it was then."""
+    """Return name -> (best value, its step), from the run's summary if metrics.jsonl has not changed since."""
     paths = status.sweep.run(run.run_id)
     is_small = functools.partial(is_best_small, how)
     is_usual = all(is_small(name) == small_is_better(name) for name in names)  # else kept values are the other ends

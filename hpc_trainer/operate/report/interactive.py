@@ -1,6 +1,6 @@
 """Report as one interactive HTML page: a table to sort and filter, and charts by plotly.js, which the page contains.
 
-The page asks nobody for anything. Texts of users are in it as compressed data only, and page.js puts them into elements
+The page makes no request. Texts of users are in it as compressed data only, and page.js puts them into elements
 as text. Its Content-Security-Policy allows two scripts by their digests, page.js and plotly.js, and no request.
 """
 
@@ -293,7 +293,7 @@ def _is_best_small(column: str, tables: Sequence[ResultTable]) -> bool:
 def _columns(
     runs: Sequence[Mapping[str, Any]], tables: Sequence[ResultTable], axes: Sequence[str], metrics: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Return the table's columns in order; those that most people read are shown at first."""
+    """Return the table's columns in order; the most-read columns are shown at first."""
     names = list(dict.fromkeys(name for run in runs for name in run["cells"]))
     differs = {name for name in names if len({str(run["cells"].get(name)) for run in runs}) > 1}
     first = [
@@ -427,7 +427,7 @@ def _nodes(sweeps: Sequence[ReportedSweep]) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def asked_importance(tables: Sequence[ResultTable]) -> Iterator[Future[Mapping[str, Any]]]:
-    """Yield what will be the importance of each axis for each metric; a thread waits for the process that finds it."""
+    """Yield a future of each axis's importance for each metric; a separate process computes the importance."""
     with ThreadPoolExecutor(1) as pool:
         yield pool.submit(find_importance, tables)
 
