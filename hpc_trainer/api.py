@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hpc_trainer.domains import contributions
 from hpc_trainer.errors import RunStateError, visible
 from hpc_trainer.launch.extend import extend_grid
 from hpc_trainer.launch.freeze import Grid, freeze_grid
@@ -23,11 +24,12 @@ from hpc_trainer.launch.plan import SweepPlan
 from hpc_trainer.operate.control import cancel_runs
 from hpc_trainer.operate.find import check_one_each, configured_runs_dir, find_sweep, select
 from hpc_trainer.operate.formats import frame, has_pandas, html_text
-from hpc_trainer.operate.results import ResultTable, result_table
+from hpc_trainer.operate.results import BestRun, ResultTable, result_table
 from hpc_trainer.operate.show import SweepLine, find_run, sweep_lines
 from hpc_trainer.operate.sync import SyncResult, sync_named, tracker_named
 from hpc_trainer.operate.where import parse_where
 from hpc_trainer.operate.why import Why, explain
+from hpc_trainer.record.layout import OTHER_FOLDER
 from hpc_trainer.record.metrics import read_metrics
 from hpc_trainer.record.status import SweepStatus, metrics_now, read_status
 
@@ -105,6 +107,14 @@ def sync(*names: str, sweep: str | None = None, to: str | None = None, runs_dir:
 T = TypeVar("T")
 
 
+class Best(BestRun):
+    """Best trial of a search, which a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        row = {"run_id": self.run_id, "trial": self.trial, **self.params, self.metric: self.value}
+        return html_text(ResultTable(rows=[row], axes=tuple(self.params), metrics=(self.metric,), costs=()))
+
+
 class Rows(list[T]):
     """List of dicts or of objects with fields, which a notebook shows as a table."""
 
@@ -170,6 +180,27 @@ def results(
     return _as_frame(table.rows, table.columns)
 
 
+def best(sweep: str | None = None, *, runs_dir: Path | None = None) -> Best:
+    """Return the best trial of a search, and the overrides that train it again with other seeds.
+
+    If no trial is complete, the best one at the highest rung that has a result is returned.
+
+    Args:
+        sweep: the search's sweep; None: the newest sweep.
+        runs_dir: folder of sweeps; None: the configured folder.
+
+    Raises:
+        RunStateError: there is no such sweep, it is no search, or no trial has a value yet.
+    """
+    paths = find_sweep(_folder(runs_dir), sweep)
+    if not paths.exists:
+        raise RunStateError(f"there is no sweep {paths.name}. {OTHER_FOLDER}")
+    for best_of in contributions("best_of"):
+        found = best_of(paths)
+        return Best(**{field.name: getattr(found, field.name) for field in dataclasses.fields(found)})
+    raise RunStateError("this installation has no searches (hpc_trainer/search).")
+
+
 def metrics(run: str, *, sweep: str | None = None, runs_dir: Path | None = None) -> pd.DataFrame | Rows[dict[str, Any]]:
     """Return the logged records of one run, a row for each step: a pandas.DataFrame if it can.
 
@@ -204,7 +235,7 @@ def status(sweep: str | None = None, *, runs_dir: Path | None = None) -> Sweep:
 
 
 def why(run: str, *, sweep: str | None = None, runs_dir: Path | None = None) -> Explanation:
-    """Return why a run is not done, what that rests on, and what to do.
+    """Return why a run is not done, the evidence for it, and what to do.
 
     Args:
         run: the run's id, its beginning or its end, or SWEEP/RUN.
@@ -231,7 +262,7 @@ def sweeps(runs_dir: Path | None = None) -> Rows[SweepLine]:
 
 
 def cancel(*names: str, sweep: str | None = None, save: bool = False, runs_dir: Path | None = None) -> list[str]:
-    """Cancel runs or a whole sweep, and return the ids of the runs that were cancelled; no run comes back by itself.
+    """Cancel runs or a whole sweep, and return the ids of the cancelled runs. Only `retry` restarts them.
 
     Args:
         names: a sweep, or ids of runs. At least one name or `sweep` is required.

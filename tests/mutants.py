@@ -92,7 +92,7 @@ NEAREST = {
         "operate/test_report.py",
     ],
     "slurm/commands": ["slurm/test_cluster.py", "slurm/test_sbatch.py"],
-    "slurm/limits": ["slurm/test_read_limits.py", "slurm/test_preflight.py", "launch/test_arrays.py"],
+    "slurm/limits": ["slurm/test_read_limits.py", "launch/test_arrays.py"],
     "slurm/shape": ["slurm/test_preflight.py", "launch/test_plan.py", "launch/test_scripts.py"],
     "slurm/queue": ["slurm/test_accounting.py"],
     "slurm/terms": ["slurm/test_jobs.py", "slurm/test_queue.py", "slurm/test_accounting.py", "slurm/test_reasons.py"],

@@ -103,7 +103,7 @@ def refuse_names(verb: str, words: Sequence[str]) -> None:
     """Refuse names of sweeps and runs in place of overrides, with the command that the user may have meant.
 
     Raises:
-        ConfigError: one of the words is the name of a sweep or a run.
+        ConfigError: an argument is the name of a sweep or a run.
     """
     runs_dir = configured_runs_dir()
     for word in words:
@@ -115,8 +115,8 @@ def refuse_names(verb: str, words: Sequence[str]) -> None:
                 continue
             what, whose, looks = f"a run of the sweep {sweep.name}", "it", "why"
         raise ConfigError(
-            f"`{verb}` takes KEY=VALUE words, as experiment=digits, and {word} is {what}. `hpc-trainer {looks} {word}` "
-            f"shows how it stands; `hpc-trainer retry {word}` submits {whose} again."
+            f"`{verb}` takes overrides KEY=VALUE, such as experiment=digits, and {word} is {what}. `hpc-trainer "
+            f"{looks} {word}` shows its state; `hpc-trainer retry {word}` submits {whose} again."
         )
 
 
@@ -240,7 +240,7 @@ def gpu_hours(value: float) -> str:
 def ended_by_signals() -> Iterator[None]:
     """Let SIGTERM (`timeout 600 hpc-trainer ..`) and SIGHUP (a closed terminal) end started runs, as Ctrl-C does.
 
-    By default these signals would end this process only, and the training would go on.
+    By default these signals would end this process only, and the training would continue.
     """
 
     def leave(number: int, _: object) -> None:
@@ -278,8 +278,8 @@ def fit_table(
         columns: the headings.
         rows: the cells.
         width: width of the terminal.
-        least: columns to drop or cut, the least useful first. In the end, dropped and cut columns come back, the most
-            useful first, if there is room.
+        least: columns to drop or cut, the least useful first. If room remains, dropped and cut columns are restored,
+        the most useful first.
     """
     sizes = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
     whole, kept = list(sizes), list(range(len(columns)))

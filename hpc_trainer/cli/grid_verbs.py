@@ -240,7 +240,7 @@ def run_retry(
     if not wanted and unknown is not None:
         why = explain(status, status.run(unknown), asks_slurm=False)
         raise RunStateError(
-            f"{unknown} is UNKNOWN, and retry leaves such a run alone: another job could make two. "
+            f"{unknown} is UNKNOWN, and retry leaves such a run alone, because it may have a job already. "
             f"{why.verdict} Cause: {why.cause}. Do: {'; or: '.join(why.advice)}"
         )
     if not wanted:
@@ -250,7 +250,7 @@ def run_retry(
 
 
 def run_release(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *, as_json: bool) -> None:
-    """Release the named runs or sweep; what left because of its hold is submitted again, as it was frozen."""
+    """Release the named runs or sweep; submit frozen runs again that left the queue because of their hold."""
     status, run_ids, is_whole = select_to_hold("release", names, sweep, runs_dir)
     done = release_runs(status, status.open_among(run_ids), is_whole=is_whole)
     again = retry(status.sweep, done.to_submit) if done.to_submit else None
@@ -278,17 +278,17 @@ def _nothing_to_retry(status: SweepStatus, run_ids: Sequence[str]) -> str:
         told = counts_line(Counter(state.value for state in states))
         words = [f"nothing to retry: no run of {status.sweep.name} has failed or was interrupted ({told})."]
     if RunState.HELD in states:
-        words.append(f"What is held is brought back by: hpc-trainer release {status.sweep.name}")
+        words.append(f"To release held runs: hpc-trainer release {status.sweep.name}")
     elif any(state.is_active for state in states):
-        words.append("What waits or works goes on by itself.")
+        words.append("Waiting and running runs continue by themselves.")
     if RunState.CANCELLED in states:
         cancelled = next(run_id for run_id, state in zip(run_ids, states, strict=True) if state is RunState.CANCELLED)
-        words.append(f"A cancelled run is brought back by its own name: hpc-trainer retry {cancelled}")
+        words.append(f"To restart a cancelled run, name it: hpc-trainer retry {cancelled}")
     if RunState.GONE in states:
         gone = next(run_id for run_id, state in zip(run_ids, states, strict=True) if state is RunState.GONE)
-        words.append(f"A run whose folder was deleted is trained again by its own name: hpc-trainer retry {gone}")
+        words.append(f"To train a run with a deleted folder again, name it: hpc-trainer retry {gone}")
     if RunState.COMPLETED in states:
-        words.append("What is complete is trained anew by its `hpc-trainer submit` with --fresh.")
+        words.append("To train completed runs anew, add --fresh to their `hpc-trainer submit`.")
     return " ".join(words)
 
 
@@ -309,7 +309,7 @@ def run_top_up(folder: Path) -> None:
                 return
             problem = "; ".join(done.notes) or "no room"
         # No successor could be submitted: only this job can try again.
-        print(f"{problem}. Once more in {_TOP_UP_PAUSE_S:g} s.", flush=True)
+        print(f"{problem}. Trying again in {_TOP_UP_PAUSE_S:g} s.", flush=True)
         time.sleep(_TOP_UP_PAUSE_S)
 
 
@@ -328,7 +328,9 @@ def run_train(given: Given, *, fresh: bool, extend: bool, as_json: bool) -> None
     paths = grid.sweep.run(spec.run_id)
     state = known_of(grid.sweep).states.get(spec.run_id, RunState.NEW)
     if state is RunState.CANCELLED and not fresh:
-        raise RunStateError(f"{spec.run_id} was cancelled and stays so. `--fresh` begins anew in another folder.")
+        raise RunStateError(
+            f"{spec.run_id} was cancelled and stays cancelled. `--fresh` begins anew in another folder."
+        )
     done = submit_grid(grid, retry_failed=True, fresh=fresh, command_line=sys.argv)
     arrays = done.arrays
     if not as_json:
@@ -363,7 +365,7 @@ def _wait(grid: Grid, job_ids: list[str], *, quiet: bool) -> SweepStatus:
         return watch(grid.sweep, wanted, quiet=quiet)
     except KeyboardInterrupt:
         if grid.executor is Executor.slurm or not job_ids:
-            told = f"\nNo longer watching; the runs go on. See: hpc-trainer status {grid.sweep.name}"
+            told = f"\nNo longer watching; the runs continue. See: hpc-trainer status {grid.sweep.name}"
             print(as_typed(told), file=sys.stderr)
             sys.exit(1)
         print("\nStopping: every run saves a checkpoint first ...", file=sys.stderr)
@@ -371,7 +373,7 @@ def _wait(grid: Grid, job_ids: list[str], *, quiet: bool) -> SweepStatus:
         status = read_status(grid.sweep)
         stopped = [run for run in status.open_runs.values() if run.state is RunState.PREEMPTED]
         steps = ", ".join(f"{run.run_id} at step {run.step}" for run in stopped)
-        print(f"Stopped{': ' + steps if steps else ''}. The same command goes on from here.", file=sys.stderr)
+        print(f"Stopped{': ' + steps if steps else ''}. The same command continues from here.", file=sys.stderr)
         sys.exit(1)
 
 

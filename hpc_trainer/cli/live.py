@@ -237,7 +237,7 @@ def _ms(seconds: float) -> str:
 
 
 def _packed(words: Sequence[str], width: int) -> list[Text]:
-    """Return the words in lines that are as full as `width` allows."""
+    """Return the texts joined into lines that are as full as `width` allows."""
     lines: list[str] = []
     for word in words:
         if lines and len(lines[-1]) + len(_GAP) + len(word) <= width:

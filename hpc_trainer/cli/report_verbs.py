@@ -19,6 +19,7 @@ from hpc_trainer.operate.report.interactive import (
     PLOTLY,
     ReportedSweep,
     asked_importance,
+    find_importance,
     render_interactive,
 )
 from hpc_trainer.operate.report.page import render_page
@@ -112,7 +113,8 @@ def _write_page(statuses: Sequence[SweepStatus], page: Path, options: PageOption
             text = render_interactive([ReportedSweep(*triple) for triple in triples], asked.result)
     else:
         reports = _reports(statuses, options, POINTS_A_CURVE)
-        text = render_page(reports[0])
+        tables = [result_table(statuses[0], typed=True)] if reports[0].ranked_by is not None else []
+        text = render_page(reports[0], importance=find_importance(tables))
     prepare_to_write(statuses[0].sweep, page=page)
     write_atomic(page, text)
     return reports
@@ -228,6 +230,6 @@ def run_sync(names: list[str], sweep: str | None, runs_dir: Path | None, *, to: 
             say(as_typed(f"{run_id}: {message}"))
         if result.failed:
             rest = " The rest was not tried." if result.has_given_up else ""
-            say(f"{len(result.failed)} could not be synced.{rest} The same command goes on from there.")
+            say(f"{len(result.failed)} could not be synced.{rest} The same command continues from there.")
     if result.failed:
         sys.exit(1)

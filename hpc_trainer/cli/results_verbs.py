@@ -142,7 +142,7 @@ def _print(status: SweepStatus, table: ResultTable, asked: Asked, *, every_run: 
 
 
 def _print_rows(table: ResultTable, rows: Sequence[dict[str, Any]]) -> None:
-    """Print the table; on a terminal, what all rows have in common stands in lines above it."""
+    """Print the table; on a terminal, print values that all rows share in lines above it."""
     columns = [column for column in shown_columns(table) if table.chosen is not None or _is_telling(table, column)]
     width = terminal_width()
     if width is not None and table.chosen is None and len(table.rows) > 1:

@@ -407,7 +407,7 @@ def where_holds(status: SweepStatus, run_ids: Sequence[str], where: str | None) 
     """Return the runs that fulfil the condition of --where; all of them without a condition.
 
     Raises:
-        ConfigError: the condition is none, or names an unknown column.
+        ConfigError: the condition cannot be read, or names an unknown column.
         RunStateError: no run fulfils it.
     """
     if where is None:
@@ -432,7 +432,7 @@ def run_hold(names: list[str], sweep: str | None, runs_dir: Path | None, *, save
     what = f"{len(done.held)} run(s) of {status.sweep.name}"
     parts = [f"Held {what}" if done.held else f"Nothing of {status.sweep.name} waits"]
     parts += [f"{len(done.saving)} save a checkpoint and leave"] if done.saving else []
-    parts += [f"{len(done.at_work)} at work go on (--save holds them too)"] if done.at_work else []
+    parts += [f"{len(done.at_work)} at work continue (--save holds them too)"] if done.at_work else []
     say("; ".join(parts) + ".")
     print_next(f"release {status.sweep.name}" if is_whole else f"release {' '.join(names)}")
 
@@ -484,12 +484,12 @@ def _cancelled_words(status: SweepStatus, run_ids: Sequence[str], num_cancelled:
     going = Counter(
         run.state.value for run in others if not exists(status.sweep.run(run.run_id).marker(CANCEL), status.faults)
     )
-    left = f"its other runs go on: {counts_line(going)}" if going else "none of its other runs waits or works"
+    left = f"its other runs continue: {counts_line(going)}" if going else "none of its other runs waits or works"
     return f"Cancelled {num_cancelled} of the {len(status.specs)} runs of {status.sweep.name}{before}; {left}."
 
 
 def print_next_of_failed(status: SweepStatus) -> None:
-    """Print the command `why` if a run has failed, which a table of figures does not say."""
+    """Print the command `why` if a run has failed: a table of figures does not show the reason."""
     failed = next((run for run in status.open_runs.values() if run.state.has_failed), None)
     if failed is not None:
         print_next(f"why {failed.run_id}")

@@ -128,7 +128,7 @@ def print_plan(plan: SweepPlan) -> None:
 
 
 def _packing(array: ArrayPlan) -> str:
-    """Return how the runs of a pool are packed, beside what a job for each run would ask for."""
+    """Describe how the runs of a pool are packed, and compare that with one job for each run."""
     each = array.specs[0].shape
     alone_hours = each.gpu_hours * len(array.specs)
     return (
@@ -193,10 +193,10 @@ def say_twins(plan: SweepPlan) -> None:
         if twins:
             step = f", step {twins[0].step}" if twins[0].step is not None else ""
             say(f"{len(twins)} of these runs {told} ({twins[0].twin}{step}), and begin at step 0.")
-            print(as_typed(f"To go on from there: hpc-trainer {_verb()} --extend {submit_words()}"))
+            print(as_typed(f"To continue from there: hpc-trainer {_verb()} --extend {submit_words()}"))
     if cannot:
         first = cannot[0]
-        say(f"{len(cannot)} of these runs cannot go on where shorter twins ended ({first.twin}): {first.why}.")
+        say(f"{len(cannot)} of these runs cannot continue where shorter twins ended ({first.twin}): {first.why}.")
 
 
 def _counts(plan: SweepPlan) -> str:
@@ -277,7 +277,7 @@ def memory_json(needs: Sequence[Need]) -> list[dict[str, Any]]:
 def print_needs(needs: Sequence[Need]) -> None:
     """Print a line for each kind of training, a warning if its GPU cannot hold it, a problem if its estimate failed."""
     if not needs:
-        say("Memory: nothing is known of a loop or program of your own (train.main, train.command).")
+        say("Memory: unknown for a loop or program of your own (train.main, train.command).")
         return
     if any(need.parts for need in needs):
         _print_estimates(needs)
@@ -296,7 +296,7 @@ def expected_json(expected: Sequence[Expected]) -> list[dict[str, Any]]:
 
 
 def print_expected(expected: Sequence[Expected]) -> None:
-    """Print what the measurements of the hardware say about the runs of a plan."""
+    """Print the times that the measured hardware lets the runs of a plan expect."""
     for each in expected:
         if each.lines:
             say(f"Expected on {each.hardware}, by {each.source}:")

@@ -78,7 +78,7 @@ def run_diff(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *, 
             [[key, *(_cut(as_text(value)) for value in row)] for key, row in rows],
         )
     else:
-        print("They differ in nothing: the same configuration and the same frozen code.")
+        print("They do not differ: the same configuration and the same frozen code.")
 
 
 # Seconds in which `sweeps` counts files; what takes longer is counted by the next call, or with --sizes.

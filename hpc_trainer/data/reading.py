@@ -86,7 +86,7 @@ def _measure(dataset: MapDataset, order: BatchOrder, num_workers: int, seconds: 
 
 
 def _shares(dataset: MapDataset, order: BatchOrder, seconds: float) -> dict[str, float]:
-    """Return the shares of decoding and resizing in the time that a sample takes; {} if the data are no pictures."""
+    """Return the shares of decoding and resizing in the time that a sample takes; {} if the data are not pictures."""
     profile = cProfile.Profile()
     began = time.perf_counter()
     for step in range(_ENDLESS):

@@ -59,14 +59,14 @@ def serve(verbs: Mapping[str, Verb]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """State of a module in a checkpoint, and the checkpoint's record of what it was made with."""
+    """State of a module in a checkpoint, and the checkpoint's record of code, versions and data."""
 
     state: dict[str, Any]
     made_with: Mapping[str, Any]
 
 
 def take_out(checkpoints: Path, step: int, *, name: str, over: tuple[str, str] | None = None) -> Taken:
-    """Return the state_dict of the module `name` on the CPU, and what the checkpoint was made with.
+    """Return the state_dict of the module `name` on the CPU, and the checkpoint's record of code, versions and data.
 
     Args:
         over: (another object, prefix of its names): its tensors replace those of the module.
@@ -137,7 +137,7 @@ _MOST_LINES = 3
 
 @dataclass(frozen=True, slots=True)
 class DataShape:
-    """Shape of the data that a model is built for; None for what the data do not state."""
+    """Shape of the data that a model is built for; None for facts that the data do not state."""
 
     input_shape: tuple[int, ...] | None
     num_classes: int | None

@@ -65,18 +65,20 @@ def export_(
     step: StepOption = None,
     raw: Raw = False,
     name: Annotated[
-        str, typer.Option("--object", metavar="NAME", help="Of your own loop: what run.save calls the model.")
+        str, typer.Option("--object", metavar="NAME", help="Name of the model in run.save, for a loop of your own.")
     ] = "model",
     all_ways: Annotated[
-        bool, typer.Option("--all", help="Every format and quantization that the model can have, in one folder.")
+        bool, typer.Option("--all", help="Write every format and quantization that the model supports, in one folder.")
     ] = False,
     no_measure: Annotated[
-        bool, typer.Option("--no-measure", help="Without latency and metrics, which take the validation set.")
+        bool, typer.Option("--no-measure", help="Do not measure latency and metrics, which needs the validation set.")
     ] = False,
     tolerance: Annotated[
         float | None,
         typer.Option(
-            "--tolerance", metavar="SHARE", help="How far outputs of --quantize may be off, as a share of the largest."
+            "--tolerance",
+            metavar="SHARE",
+            help="Largest error of the outputs with --quantize, as a share of the largest output.",
         ),
     ] = None,
     output: Annotated[

@@ -17,8 +17,8 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.hardware.profiles import read_cluster, read_profiles, site_of
 from hpc_trainer.record.reading import read_json
 from hpc_trainer.slurm.inventory import OUT_OF_SERVICE
-from hpc_trainer.slurm.limits import Limits, find_shape_problems, longest_limit, mem_mb_per_node
-from hpc_trainer.slurm.shape import Shape, shape_of
+from hpc_trainer.slurm.limits import Limits
+from hpc_trainer.slurm.shape import Shape, find_shape_problems, longest_limit, mem_mb_per_node, shape_of
 
 OK, WRONG, NOTE = "ok", "wrong", "note"
 _GENERIC_CLUSTERS = ("slurm", "local", "testbed")
@@ -55,7 +55,7 @@ def compose_profiles(
 
 
 def check_lines(config: TrainConfig, limits: Limits, name: str | None = None) -> list[Line]:
-    """Return the lines of a profile: what it asks, what the cluster has, and the fix if that does not fit.
+    """Return the lines of a profile: its figure, the cluster's figure, and the fix if they do not fit.
 
     Args:
         name: the profile as the user types it, if its file may name it otherwise.
@@ -143,7 +143,7 @@ def _name_line(config: TrainConfig, name: str, limits: Limits) -> Iterator[Line]
 
 
 def _facts(hardware: HardwareConfig, shape: Shape, limits: Limits) -> Iterator[tuple[str, str, str]]:
-    """Yield (key, what the profile asks, what the cluster has)."""
+    """Yield (key, value in the profile, value on the cluster)."""
     partition = limits.partition_of((shape.partition or "").split(",")[0] or None)
     listed = ", ".join(limits.partitions)
     if partition is None:
@@ -187,7 +187,7 @@ def _facts(hardware: HardwareConfig, shape: Shape, limits: Limits) -> Iterator[t
 
 
 def _notes(config: TrainConfig, shape: Shape, limits: Limits) -> Iterator[Line]:
-    """Yield what no rule of Slurm refuses: a partition that is closed, nodes out of service, GPUs of any type."""
+    """Yield notes on problems that no rule reports: a closed partition, nodes out of service, GPUs of any type."""
     partition = limits.partition_of((shape.partition or "").split(",")[0] or None)
     if partition is None:
         return
@@ -348,7 +348,7 @@ _CLOCK_S = 2.0
 
 
 def measured_lines(measured: Measured, shape: Shape, *, is_gpu: bool) -> Iterator[Line]:
-    """Yield the lines of what was measured, with the fix for what is wrong."""
+    """Yield a line for each measured figure, with the fix if the figure is bad."""
     whole = sum(bool(rank.get("is_whole")) for rank in measured.ranks)
     yield Line(
         key="ranks", asked=f"{measured.world_size}", cluster=f"{whole} ended", fix="" if whole == measured.world_size

@@ -1,4 +1,4 @@
-"""`hardware discover`: a cluster file and hardware files of the cluster at hand, made of what its Slurm answers.
+"""`hardware discover`: a cluster file and hardware files of the cluster at hand, made from Slurm's answers.
 
 No file holds an account: files of a repository are shared, and accounts belong to users.
 """
@@ -18,8 +18,8 @@ from hpc_trainer.errors import ConfigError, SlurmError, did_you_mean
 from hpc_trainer.hardware.site_files import Proposal
 from hpc_trainer.slurm.inventory import OUT_OF_SERVICE, read_inventory
 from hpc_trainer.slurm.jobs import OFF
-from hpc_trainer.slurm.limits import Limits, NodeGroup, Partition, find_shape_problems, longest_limit
-from hpc_trainer.slurm.shape import Shape, resources
+from hpc_trainer.slurm.limits import Limits, NodeGroup, Partition
+from hpc_trainer.slurm.shape import Shape, find_shape_problems, longest_limit, resources
 
 # A run that needs longer comes back by itself, and a short job starts earlier in the gaps of the queue.
 _LONGEST_MIN = 1440
@@ -42,7 +42,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discovery:
-    """All that was found: files to write, partitions without a file, and facts for the screen."""
+    """Result of a discovery: files to write, partitions without a file, and facts for the screen."""
 
     limits: Limits
     cluster: Proposal
@@ -191,7 +191,7 @@ def access_to(partition: Partition, limits: Limits, choice: Choice, groups: froz
 
 
 def _closed(partition: Partition, limits: Limits, groups: frozenset[str]) -> str | None:
-    """Return the reason why a partition takes no job of the user, whatever the account; None if it may."""
+    """Return the reason why a partition takes no job of the user under any account; None if it may."""
     if partition.state != "UP":
         return f"its state is {partition.state}"
     if partition.is_for_root:

@@ -83,7 +83,7 @@ def run_discover(
 
 
 def _ask(limits: Limits, choice: Choice) -> Choice:
-    """Ask on the terminal what the flags leave open and where there is more than one answer."""
+    """Ask on the terminal for each choice that no flag makes and that has more than one legal answer."""
     groups = user_groups()
     names = [
         partition.name
@@ -284,8 +284,9 @@ def run_check(
         measured = list(measured_lines(found, shape, is_gpu=config.hardware.device_type == "cuda"))
         day = time.strftime("%Y-%m-%d")
         problems = {line.key: f"{line.cluster}. {line.fix}".rstrip(".") for line in measured if line.verdict != OK}
-        figures = {"cluster": limits.cluster, "hardware": name, "day": day, **found.to_json(), "problems": problems}
-        kept = write_measured(str(limits.cluster), name, figures)
+        own = config.hardware.name  # plan and advise look for this name, whatever the file is called
+        figures = {"cluster": limits.cluster, "hardware": own, "day": day, **found.to_json(), "problems": problems}
+        kept = write_measured(str(limits.cluster), own, figures)
         if not as_json:
             _print_measured(figures, measured, kept)
     all_lines = [*lines, *measured]

@@ -74,7 +74,7 @@ def pack_environment(
         tries: unpack the archive once, and run its Python.
 
     Raises:
-        ConfigError: the folder is no environment, or the archive's name is not right.
+        ConfigError: the folder is not an environment, or the archive's name is not valid.
         HpcTrainerError: the archive cannot be written, or its copy does not run apart from the folder.
     """
     source, kind = find_environment(folder)
@@ -120,10 +120,10 @@ def find_environment(folder: Path) -> tuple[Path, str]:
             return candidate, "conda"
     if not place.is_dir():
         raise ConfigError(
-            f"{place} is no folder. Name that of a virtual environment or a conda environment{_near(place)}"
+            f"{place} is not a folder. Name that of a virtual environment or a conda environment{_near(place)}"
         )
     raise ConfigError(
-        f"{place} is no environment: it has no pyvenv.cfg (venv, uv) and no conda-meta (conda). Name its folder"
+        f"{place} is not an environment: it has no pyvenv.cfg (venv, uv) and no conda-meta (conda). Name its folder"
         f"{_near(place)}"
     )
 
@@ -278,13 +278,13 @@ def _moved_script(path: Path, source: Path) -> bytes | None:
 
 
 def _notes(source: Path) -> Iterator[str]:
-    """Yield what stays outside the archive although the environment uses it."""
+    """Yield a note for each part of the environment that the archive leaves out."""
     editable = sorted(_editable(source))
     if editable:
         listed = ", ".join(f"{name} ({place})" for name, place in editable[:_SHOWN])
         yield (
-            f"{len(editable)} editable install(s) are not in the archive, and ranks import them from where they lie: "
-            f"{listed}. Install them without -e; code of the current checkout is frozen anyway (snapshot)"
+            f"{len(editable)} editable install(s) are not in the archive, and ranks import them from their present "
+            f"folders: {listed}. Install them without -e; code of the current checkout is frozen anyway (snapshot)"
         )
     links = [path for path in _walk(source) if path.is_symlink() and _leads_out(path, source)]
     if links:

@@ -90,7 +90,7 @@ def _numa_nodes() -> dict[int, set[int]]:
 
 
 def gpu(torch: Any, local_rank: int) -> dict[str, Any]:
-    """Return what this rank's GPU is; `gpu_problem` says why there is none."""
+    """Return facts about this rank's GPU; without one, `gpu_problem` has the reason."""
     count = torch.cuda.device_count()
     if not count:
         return {"gpu_problem": f"torch {torch.__version__} sees no GPU", "num_gpus": 0}
@@ -157,7 +157,7 @@ def can_connect(address: str) -> bool:
 
 
 def write_speed(path: Path, most: int) -> float | None:
-    """Return the rate at which a file is written and synced: at most `most` bytes, at most ten seconds."""
+    """Return the bytes a second of writing and syncing up to `most` bytes in ten seconds; None after an error."""
     piece, written = os.urandom(_WRITE_PIECE), 0
     try:
         began = time.monotonic()

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 verbs = typer.Typer()
 hardware = typer.Typer(
-    name="hardware", help="Hardware profiles: which there are, and what is known of each.", no_args_is_help=True,
-    rich_markup_mode=None,
+    name="hardware", help="Hardware profiles: list, show and check them, or write those of this cluster.",
+    no_args_is_help=True, rich_markup_mode=None,
 )  # fmt: skip
 verbs.add_typer(hardware)
 
@@ -33,7 +33,7 @@ def _complete(incomplete: str) -> list[str]:
 @hardware.command("list", cls=Verb)
 def list_profiles(
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[WORD...]", help="Only profiles that have all of these words.")
+        list[str] | None, typer.Argument(metavar="[WORD...]", help="Only profiles that match all of these words.")
     ] = None,
     config_dir: ConfigDir = None,
     as_json: Json = False,

@@ -291,7 +291,7 @@ def _end(source: Source) -> Step:
     ]
     places += [_place(node, "remove: hpc-trainer calls main(config, run)") for node in _main_guards(source)]
     return Step(
-        title="Log by run.log, and end by run.finish",
+        title="Log with run.log, and end with run.finish",
         places=_few(places),
         advice='after the loop: run.finish({"eval_accuracy": accuracy}); a main that ends otherwise is FAILED',
     )

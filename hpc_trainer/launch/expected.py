@@ -97,7 +97,7 @@ def _expected(spec: RunSpec, figures: Figures, need: Need | None, speed: Speed |
 def _sizes(
     spec: RunSpec, config: TrainConfig, need: Need | None, held: Mapping[str, float] | None
 ) -> tuple[float | None, float | None]:
-    """Return the number of weights that have gradients, and the bytes of a checkpoint; None for what is not known."""
+    """Return the number of weights that have gradients, and the bytes of a checkpoint; None for an unknown number."""
     weight_bytes = config.precision.format.weight_bytes
     if is_on_each_rank(config):
         if need is not None and need.parts.get("gradients"):
@@ -111,7 +111,7 @@ def _sizes(
 
 
 def _held(speed: Speed | None, runs_dir: Path) -> Mapping[str, float] | None:
-    """Return what a rank of an earlier run of this training held, in bytes by name; None if it is not known."""
+    """Return the memory of a rank in an earlier run of this training, in bytes by name; None if unknown."""
     if speed is None:
         return None
     sweep, _, run_id = speed.runs[0].partition("/")

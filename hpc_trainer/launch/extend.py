@@ -100,8 +100,8 @@ def _another_run(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     ]
     return (
         f"{', '.join(counts)} makes another run of it: other ranks, cores or devices may give other results. "
-        "hpc-trainer submit with it begins that one; with parallel.elastic=true or train.logical_ranks a run may go on "
-        "with other ranks."
+        "hpc-trainer submit with it begins that one; with parallel.elastic=true or train.logical_ranks a run may "
+        "continue with other ranks."
     )
 
 
@@ -147,7 +147,7 @@ def extend_grid(grid: Grid) -> Grid:
     """Return the grid in which each run with a shorter twin begins at the twin's end; such a run gets its own id.
 
     Raises:
-        ConfigError: no run has a twin, or a run cannot go on from its twin.
+        ConfigError: no run has a twin, or a run cannot continue from its twin.
     """
     known = read_specs(grid.sweep)
     twins = {twin.run_id: twin for twin in find_twins(grid.sweep, grid.specs, known)}
@@ -158,10 +158,10 @@ def extend_grid(grid: Grid) -> Grid:
         raise ConfigError(
             "\n".join(
                 [
-                    f"{len(refused)} of these runs cannot go on where their shorter twins ended:",
+                    f"{len(refused)} of these runs cannot continue where their shorter twins ended:",
                     *lines,
                     *more,
-                    "Leave out --extend for straight runs. Or take checkpoint.resume_from, which goes on all the same.",
+                    "Leave out --extend for straight runs. Or take checkpoint.resume_from, which resumes all the same.",
                 ]
             )
         )

@@ -215,7 +215,7 @@ def _needs(best: Candidate) -> str:
 
 
 def _than(best: Candidate, others: Sequence[Candidate], moment_of: Callable[[Candidate], float | None]) -> str:
-    """Return the comparison with the second."""
+    """Return the end of a sentence that compares the best candidate with the second; "" if there is no second."""
     if not others:
         return ""
     second, own, its = others[0], moment_of(best), moment_of(others[0])
@@ -321,7 +321,7 @@ def _as_started(sweep: SweepPaths, spec: RunSpec, rivals: Mapping[str, Any]) -> 
 
 
 def _hardware_key(shape: Shape) -> str:
-    """Return what decides how fast a step is; where the type of GPU is not named, the partition stands for it."""
+    """Return a key of the hardware that determines the duration of a step; without a GPU type it has the partition."""
     return repr(
         (
             shape.num_nodes, shape.tasks_per_node, shape.gpus_per_node, shape.cpus_per_task, shape.gpu_type,
@@ -331,7 +331,7 @@ def _hardware_key(shape: Shape) -> str:
 
 
 def _training_key(config: Mapping[str, Any]) -> str:
-    """Return what a step computes: neither the seed nor the learning rate changes how long it takes."""
+    """Return a key that is equal for configurations whose steps take equally long, with any seed and learning rate."""
     counted = {key: value for key, value in config.items() if key not in _NOT_OF_SPEED}
     counted["train"] = {key: value for key, value in config["train"].items() if key not in _NOT_OF_STEP}
     counted["optim"] = config["optim"].get("name") if "optim" in config else None

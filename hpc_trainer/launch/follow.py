@@ -1,4 +1,4 @@
-"""Runs that follow others, on the side of submit: names become frozen, jobs get dependencies, held jobs go on.
+"""Runs that follow others, on the side of submit: names are frozen, jobs get dependencies, and held jobs are released.
 
 Slurm starts a waiting array when the jobs of the followed runs have ended (`afterany`): `afterok` does not survive
 requeues, and a successor job has another id. So each run looks once more when its job starts (worker/follow.py).
@@ -66,7 +66,7 @@ def with_after(after: AfterConfig, command: str | None, runs_dir: str | None) ->
     """Return the section with full names, and the digest of the runs whose checkpoints the command names.
 
     Raises:
-        ConfigError: a name is none of a sweep or run of the user's, or a placeholder names no single followed run.
+        ConfigError: a name is not that of a sweep or run of the user, or a placeholder does not name one followed run.
     """
     names = dict.fromkeys(name for name, _ in followed_places(command or "").values())
     if not after.runs and not names:
@@ -131,7 +131,7 @@ class Follows:
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """Runs that a grid follows, as they stand now."""
+    """Runs that a grid follows, with their present states."""
 
     of_run: Mapping[str, Follows]
     """Run id -> what it waits for; runs that wait for nothing are absent."""
@@ -175,7 +175,7 @@ NOBODY = Followed({})
 
 
 def _follows(spec: RunSpec, waits: Sequence[Stand]) -> tuple[Follows | None, str | None]:
-    """Return what a run waits for, or None, and the problem with it, or None."""
+    """Return the jobs that a run waits for, or None; and the problem with the followed runs, or None."""
     found = Waits.of(waits, on_failure_of(spec))
     if found.is_cancelled:
         return None, (
@@ -213,7 +213,7 @@ def _line(each: Awaited, runs_dir: Path, stands: Sequence[Stand]) -> str:
 
 
 def release_followers(sweep: SweepPaths, *, has_held: bool) -> list[str]:
-    """Let jobs go on that are held because runs that they follow had failed, and no longer have; return notes.
+    """Release jobs that are held for failures of followed runs, if these are no longer failed; return notes.
 
     Slurm is asked once for each sweep that follows `sweep`, and scontrol called twice for each that has such jobs.
 
@@ -251,7 +251,7 @@ def _release(follower: SweepPaths) -> Iterator[str]:
         return
     for run in free:
         write_decision(follower.run(run.run_id), "", reason="")
-    yield f"{len(jobs)} held run(s) of {follower.name} go on when these are complete."
+    yield f"{len(jobs)} held run(s) of {follower.name} continue when these are complete."
 
 
 def mark_held(sweep: SweepPaths, specs: Iterable[RunSpec], reason: str) -> None:

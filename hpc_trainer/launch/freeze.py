@@ -149,7 +149,7 @@ def _freeze_grid(
 
 
 class _Points:
-    """Points of a grid on their way to frozen runs, and what is found on the way."""
+    """Points of a grid while they are frozen, with the problems and notes found so far."""
 
     def __init__(self, composer: GridComposer, trust: Sequence[str], *, is_search: bool) -> None:
         self._composer, self._trust, self._is_search = composer, trust, is_search
@@ -168,7 +168,7 @@ class _Points:
         """Value of `Grid.unsettled`, filled as points are made."""
 
     def tell(self, problem: str | None) -> None:
-        """Keep a problem; do nothing for None."""
+        """Add a problem to the list; do nothing for None."""
         if problem is not None:
             self.problems[problem] = None
 

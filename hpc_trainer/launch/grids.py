@@ -268,7 +268,7 @@ def top_up(sweep: SweepPaths, *, wait_s: float = _TOP_UP_LOCK_S) -> Outcome | No
 
 
 def _top_up(status: SweepStatus, lock: FileLock) -> tuple[list[Outcome], SweepStatus]:
-    """Submit the waiting runs, each with the code of its own submit, whatever the working folder contains now.
+    """Submit the waiting runs, each with the frozen code of its own submit, not that of the present folder.
 
     Returns:
         The outcomes, and the status afterwards; `status` itself if no run waits.

@@ -38,9 +38,9 @@ from hpc_trainer.record.status import RunStatus, SweepStatus, ledger_of_run, rea
 from hpc_trainer.record.submissions import Submission
 from hpc_trainer.runtime.pace import SIGNAL_SLACK_S, grace_warning, shortest_limit_min, training_s
 from hpc_trainer.slurm.jobs import OFF
-from hpc_trainer.slurm.limits import Limits, SubmitCap, find_shape_problems, longest_limit
+from hpc_trainer.slurm.limits import Limits, SubmitCap
 from hpc_trainer.slurm.queue import ask_left
-from hpc_trainer.slurm.shape import Shape
+from hpc_trainer.slurm.shape import Shape, find_shape_problems, longest_limit
 
 # Division of runs into arrays of legal size that fit the cluster's limits now, and runs that wait for room.
 
@@ -333,7 +333,7 @@ def build_plan(
 
     Args:
         known: known facts of the sweep; runs that are not in it are new.
-        retry_failed: submit FAILED and OUT_OF_MEMORY runs too; they go on from their newest checkpoint.
+        retry_failed: submit FAILED and OUT_OF_MEMORY runs too; they resume from their newest checkpoint.
         limits: limits of the cluster; None if there are none.
     """
     known, limits = known or Known(), limits or Limits()
@@ -666,7 +666,7 @@ def _tracker_line(config: Mapping[str, Any]) -> str | None:
     if missing is None:
         return None
     what = "hpc-trainer sync needs it here" if name.is_synced else "without it the runs write no event files"
-    return f"{missing}; {what}. Training goes on without."
+    return f"{missing}; {what}. Training continues without it."
 
 
 def _taken_codes_note(exit_codes: Sequence[tuple[int, int]]) -> Iterator[str]:

@@ -142,7 +142,7 @@ def _check(section: SweepConfig, chain: str) -> None:
 
 
 def _words_of_stages(words: Sequence[str], stages: Sequence[SweepStage]) -> dict[str, list[str]]:
-    """Return the words STAGE:OVERRIDE of the command line by stage. Raises ConfigError for an unknown stage."""
+    """Return the arguments STAGE:OVERRIDE of the command line by stage. Raises ConfigError for an unknown stage."""
     own: dict[str, list[str]] = {stage.name: [] for stage in stages}
     for word in words:
         match = _OF_STAGE.fullmatch(word)

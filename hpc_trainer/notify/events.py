@@ -40,12 +40,12 @@ Event = dict[str, Any]
 
 
 def at_end(config: TrainConfig, paths: RunPaths, state: RunState, cause: str | None, error: Mapping[str, Any]) -> None:
-    """Tell of what the end of this run means. Never raises, and takes a bounded time.
+    """Send the events that follow from the end of this run. Never raises, and takes a bounded time.
 
     Args:
         config: configuration of the run.
         paths: the run's folder.
-        state: the recorded state; the run does not come back by itself.
+        state: the recorded state; nothing restarts the run by itself.
         cause: the recorded cause.
         error: the recorded error; {} without one.
     """
@@ -96,7 +96,7 @@ def _events(
 
 
 def _best(config: TrainConfig, paths: RunPaths, folder: Path) -> Event | None:
-    """Return the text and the value if this run is better than all that have completed before; else None."""
+    """Return the text and the value if this run is better than all runs completed before; else None."""
     metrics = read_result(paths.result).get("metrics") or {}
     names = (config.notify.metric, config.checkpoint.keep_best, *USUAL_METRICS)
     name = next((each for each in names if each is not None and each in metrics), None)
@@ -139,7 +139,7 @@ def _done(sweep: SweepPaths, folder: Path) -> dict[str, int] | None:
 
 
 def _state_of(paths: RunPaths) -> str | None:
-    """Return the state of a run that left no word here: complete, cancelled or failed before; None if it goes on."""
+    """Return the state of a run without a file here: complete, cancelled or failed before; None if it has not ended."""
     for marker, state in ((DONE, RunState.COMPLETED), (CANCEL, RunState.CANCELLED)):
         if is_there(paths.marker(marker)):
             return state.value
@@ -171,7 +171,7 @@ def _send(notify: NotifyConfig, event: Event) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill what is left of a process and of those that it started."""
+    """Kill a process and the processes that it started, if any are left."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     if process.stdout is not None:

@@ -27,7 +27,7 @@ def cancel_runs(
 ) -> list[str]:
     """Cancel those of `runs` that are not over, and return their ids. They do not restart by themselves.
 
-    The marker is written first, whatever the state: another process may be resubmitting an interrupted run at this
+    The marker is written first, in every state: another process may be resubmitting an interrupted run at this
     moment, and reads the marker last. A run is over if it is complete or has recorded its own failure. A job gets a
     signal only if it surely belongs to the run: Slurm reuses job ids.
 
@@ -81,8 +81,8 @@ def _cancel_here(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool, 
     may_have_jobs = any(run.has_slurm_job for run in (*chosen, *marked))
     if status.queue_error is not None and (may_have_jobs or status.ledger.unread is not None):
         raise SlurmError(
-            f"{status.queue_error.rstrip('.')}. Whether jobs with the ids of these runs are still theirs is not known, "
-            "so none was cancelled; the runs are marked, and end when they look. Run the same command again."
+            f"{status.queue_error.rstrip('.')}. It is unknown whether the jobs still belong to these runs, "
+            "so no job was cancelled. The runs are marked, and end when they see the mark. Run the same command again."
         )
     if is_whole:
         status.sweep.hold.unlink(missing_ok=True)  # nothing is left that could be held
@@ -102,7 +102,7 @@ def _pools_without_runs(status: SweepStatus, cancelled: Collection[str]) -> list
 
 
 def _end_slots(status: SweepStatus, pools: Sequence[PoolStatus]) -> None:
-    """Mark the slots of pools, so that none brings its job back, and stop those that are processes of this machine."""
+    """Mark the slots of pools, so that none requeues its job, and stop those that are processes of this machine."""
     for pool in pools:
         for element in range(pool.submission.slots):
             slot = slot_folder(status.sweep, pool.submission.uuid, element)

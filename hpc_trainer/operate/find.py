@@ -84,7 +84,7 @@ def prepare_to_write(sweep: SweepPaths, run_ids: Iterable[str] = (), *, page: Pa
     Args:
         sweep: the sweep whose files are written.
         run_ids: the runs in whose folders files are written.
-        page: the only file that is written, an absolute path; nothing is refused if it lies outside the sweep's folder.
+        page: the only file that is written, an absolute path; nothing is refused if it is outside the sweep's folder.
 
     Raises:
         UntrustedFileError: others may write the sweep's folder, the folder of one of the runs, or that of the page.
@@ -205,7 +205,7 @@ def elsewhere_too(status: SweepStatus, run_ids: Iterable[str], names: Sequence[s
     ]
     if not others:
         return None
-    taken = f"{', '.join(names)} is taken of sweep {folder.name}"
+    taken = f"{', '.join(names)} is the run of sweep {folder.name}"
     return f"{taken}; {', '.join(others)} has it too: {others[-1]}/{names[0]} names that one."
 
 

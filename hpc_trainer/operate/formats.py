@@ -22,7 +22,7 @@ _MARKDOWN = re.compile(r"([\\`*_<>|\[\]])")
 
 
 def shown_columns(table: ResultTable) -> list[str]:
-    """Return the columns of a table for people, in which a deviation stands behind its mean."""
+    """Return the columns of a table for reading, in which a deviation follows its mean in one column."""
     columns = table.columns
     return [column for column in columns if not (column.endswith(STD) and column.removesuffix(STD) in columns)]
 

@@ -33,6 +33,24 @@ from hpc_trainer.record.status import (
 from hpc_trainer.record.summaries import stamp_of
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestRun:
+    """Best trial of a search (hook `best_of`)."""
+
+    sweep: str
+    run_id: str
+    trial: int
+    """Number of the trial, from 0."""
+    metric: str
+    value: float
+    rung: int | None
+    """Step of `value` if no trial is complete; None for a complete trial's final value."""
+    params: Mapping[str, Any]
+    """Value of each axis of the search, by its key."""
+    again: Sequence[str]
+    """Overrides of `submit` that train this trial again with other seeds."""
+
+
 @dataclass(frozen=True, slots=True)
 class Columns:
     """Columns that a domain adds to the table (hook `result_columns`)."""
@@ -120,7 +138,7 @@ class ResultTable:
         return dataclasses.replace(self, chosen=list(dict.fromkeys(chosen)))
 
     def means_over(self, axes: Sequence[str]) -> ResultTable:
-        """Return a row for each group of runs that differ in nothing but these axes.
+        """Return a row for each group of runs that differ only in these axes.
 
         A row has the mean of each metric over the group's complete runs, its standard deviation (over n - 1) if at
         least two runs have it, `n`, the number of complete runs, `runs`, the number of all, and the sums of the costs
@@ -255,7 +273,7 @@ def _outcome(
 def _best_values(
     status: SweepStatus, run: RunStatus, names: Sequence[str], how: CheckpointConfig
 ) -> Mapping[str, tuple[float, int]]:
-    """Return name -> (best value, its step), from the run's summary if metrics.jsonl is as it was then."""
+    """Return name -> (best value, its step), from the run's summary if metrics.jsonl has not changed since."""
     paths = status.sweep.run(run.run_id)
     is_small = functools.partial(is_best_small, how)
     is_usual = all(is_small(name) == small_is_better(name) for name in names)  # else kept values are the other ends

@@ -123,7 +123,7 @@ def _add(use: JobUse, sweep: _Sweep, group: _OfMonth) -> None:
 
 
 class _Sweep:
-    """A sweep with its jobs, and what its own files say of time."""
+    """A sweep with its jobs, and the times recorded in its own files."""
 
     def __init__(self, paths: SweepPaths) -> None:
         self.paths, self.name, self._faults = paths, paths.name, Faults()
@@ -160,11 +160,11 @@ class _Sweep:
         return submission is not None and submission.is_pool
 
     def add_own(self, told: Mapping[str, tuple[str, str]], group: _OfSweep) -> None:
-        """Add what only the sweep's own files say: repeated steps, idle slots, and jobs that Slurm did not tell of.
+        """Add times that only the sweep's own files record: repeated steps, idle slots, jobs unknown to the accounting.
 
         Args:
-            told: array id -> (person, account) for the jobs that Slurm told of.
-            group: returns the group of a person, an account and a month.
+            told: array id -> (user, account) for the jobs in Slurm's accounting.
+            group: returns the group of a user, an account and a month.
         """
         for run_id, spec in self._specs.items():
             if journals_in(self._names[run_id]):
@@ -197,7 +197,7 @@ class _Sweep:
                 group(*whose, month).add("used", gpus, cores, seconds)
 
     def _take_turns(self, pools: Mapping[str, tuple[str, str]], group: _OfSweep) -> None:
-        """Take the turns of runs away from the whole time of the slots, which counts as idle before."""
+        """Subtract the turns of runs from the idle time of the slots, which begins as their whole time."""
         turns = Turns(self.paths)
         slots = [name for name in list_folder(self.paths.folder, self._faults) or () if is_slot(name)]
         for end in turns.all_ends(slots):

@@ -1,7 +1,7 @@
-"""Runs that follow others: whom they wait for, by name; how those stand; and what a waiting run has decided.
+"""Runs that follow others: the names of the followed runs, their states, and the decision of a waiting run.
 
 A run that follows others (`after`, or an `init_from` whose source is not complete) looks at them once when its job
-starts, and records in its own folder what came of it (`after.json`). A sweep that is followed has the names of its
+starts, and records its decision in its own folder (`after.json`). A sweep that is followed has the names of its
 followers in `followers/`, so that `why` and `retry` find them.
 """
 
@@ -106,7 +106,7 @@ def told(stands: Sequence[Stand]) -> str:
 
 
 def find_awaited(text: str, runs_dir: Path, key: str = "after") -> Awaited:
-    """Return what SWEEP, SWEEP/RUN, or the folder of either names; a run by its id, or the beginning or end of it.
+    """Return the sweep or run named by SWEEP, SWEEP/RUN or a folder; a run by its id, or the beginning or end of it.
 
     Args:
         text: the name.
@@ -212,7 +212,7 @@ def run_named(name: str, awaited: Sequence[Awaited]) -> Awaited:
 
 
 def awaited_of(config: Mapping[str, Any], runs_dir: Path) -> tuple[Awaited, ...]:
-    """Return whom a run follows by its frozen configuration; () if it follows none.
+    """Return the runs that a run follows by its frozen configuration; () if it follows none.
 
     Args:
         config: the frozen configuration; specs of older versions lack the keys.
@@ -226,7 +226,7 @@ def awaited_of(config: Mapping[str, Any], runs_dir: Path) -> tuple[Awaited, ...]
 
 
 def _frozen(name: str, runs_dir: Path) -> Awaited:
-    """Return what a name in a frozen configuration means; `Awaited.text` wrote it."""
+    """Return the sweep or run that a name in a frozen configuration means; `Awaited.text` wrote the name."""
     if not name.startswith("/"):
         sweep, _, run_id = name.partition("/")
         return Awaited(sweep_folder(runs_dir, sweep), run_id or None)
@@ -327,7 +327,7 @@ def _best(done: Sequence[RunStatus], folder: Path) -> tuple[RunStatus, str]:
 
 
 def digest_of(kind: str, specs: Iterable[RunSpec]) -> str:
-    """Return the SHA-256 that stands for content which these runs will have, 64 hex digits."""
+    """Return a SHA-256 (64 hex digits) to use in place of that of content which these runs do not have yet."""
     return hashlib.sha256("\n".join([kind, *sorted(spec.digest for spec in specs)]).encode()).hexdigest()
 
 
@@ -341,7 +341,7 @@ def on_failure_of(spec: RunSpec) -> OnFailure:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Followed runs that are not complete, by what they mean for the run that follows them."""
+    """Followed runs that are not complete, sorted by their effect on the run that follows them."""
 
     failed: tuple[Stand, ...] = ()
     """Runs that failed or were cancelled, unless they do not count (`after.on_failure=start`)."""
@@ -354,7 +354,7 @@ class Waits:
 
     @classmethod
     def of(cls, stands: Sequence[Stand], on_failure: OnFailure) -> Waits:
-        """Return what these runs mean under a reaction to failures."""
+        """Sort these runs by their effect on the run that follows them, under a reaction to failures."""
         failed = tuple(stand for stand in stands if stand.has_failed and on_failure is not OnFailure.start)
         idle = tuple(stand for stand in stands if not stand.state.is_active and not stand.has_failed)
         active = tuple(stand for stand in stands if stand.state.is_active)
@@ -367,8 +367,8 @@ class Waits:
 
 
 def held_reason(stands: Sequence[Stand]) -> str:
-    """Return why a run is held, with the command that lets it go on."""
-    return f"follows {told(stands)}; hpc-trainer retry {stands[0].name} lets it go on"
+    """Return why a run is held, with the command that releases it."""
+    return f"follows {told(stands)}; hpc-trainer retry {stands[0].name} lets it start"
 
 
 def cancel_follower(paths: RunPaths, failed: Sequence[Stand]) -> None:
@@ -475,7 +475,7 @@ def find_cycle(specs: Sequence[RunSpec], sweep: SweepPaths) -> str | None:
             for run_id in known if each.run_id is None else [each.run_id]:
                 if (each.folder, run_id) in own:
                     return (
-                        f"after: {sweep.name}/{run_id} would wait for itself{through}: it starts never. Follow "
+                        f"after: {sweep.name}/{run_id} would wait for itself{through}: it never starts. Follow "
                         "another sweep, or name runs that do not follow this one (SWEEP/RUN)."
                     )
                 if (each.folder, run_id) in seen or run_id not in known or known[run_id].is_lost:

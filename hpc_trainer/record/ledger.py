@@ -50,7 +50,7 @@ class Kind(str, enum.Enum):
     """Also the time that a user's own loop takes between the calls of its RunContext."""
     evaluation = "evaluation"
     save_stall = "save_stall"
-    """Training stood still for a checkpoint."""
+    """Training stopped for a checkpoint."""
     redone = "redone"
     """Steps that had to be repeated. Known only afterwards (record/ledger.py); no span is of this kind."""
     hang = "hang"

@@ -1,4 +1,4 @@
-"""Figures that `hardware check --run` measured on a cluster, kept in the user's state folder, and what they predict.
+"""Figures that `hardware check --run` measured on a cluster, kept in the user's state folder, and estimates from them.
 
 `~/.local/state/hpc_trainer/hardware/CLUSTER/PROFILE.json` holds the newest measurement of a profile. `plan` and
 `advise` estimate from it. A file that is missing or unreadable means that nothing was measured, and so does a figure.

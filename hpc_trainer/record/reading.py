@@ -156,7 +156,7 @@ def _open_folder(place: str) -> bool:
 
 
 def is_there(path: Place, *, parents: int = 1, faults: Faults | None = None) -> bool:
-    """Return True if this name exists on the server now, whatever this client has cached. Links are not followed.
+    """Return True if this name exists on the server now; this client's cache does not count. Links are not followed.
 
     Args:
         path: the file or folder.
@@ -496,7 +496,7 @@ def parse_record(data: bytes) -> dict[str, Any]:
     """Return the JSON object of a line or file without its checksum; a checksum is not required.
 
     Raises:
-        ValueError: the data is no valid record; the message gives the reason in a few words.
+        ValueError: the data is not a valid record; the message gives the reason briefly.
     """
     data = data.strip()
     is_sealed = has_seal(data)
@@ -659,7 +659,7 @@ def tell(faults: list[str] | None, path: Place, why: object, line: int | None = 
     Args:
         faults: the list that gets the fault; None discards it.
         path: the file.
-        why: the reason as text or as an error; a KeyError stands for a missing key.
+        why: the reason as text or as an error; a KeyError means that a key is missing.
         line: number of the line, from 1; None for the whole file.
     """
     if faults is not None:

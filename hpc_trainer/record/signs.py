@@ -53,7 +53,7 @@ def _late_ranks(lines: Sequence[str]) -> str:
 
 _MAX_CHARS, _MAX_FOUND = 500, 80
 _NO_MODULE = "run `module avail` on such a node, and write the right name into cluster.setup"
-_ELSEWHERE = "hpc-trainer retry {run} hardware.exclude={exclude}: the same run goes on, on another node"
+_ELSEWHERE = "hpc-trainer retry {run} hardware.exclude={exclude}: the same run continues, on another node"
 _CENTRE = "tell your centre which node it was: {node}"
 _MORE_MEMORY = "hpc-trainer retry {run} {memory}"
 _LESS_GPU_MEMORY = (
@@ -61,7 +61,7 @@ _LESS_GPU_MEMORY = (
     "cluster.env, if much is reserved and not allocated",
     "larger GPUs: hardware.gpu_type, hardware.constraint",
 )
-_OWN_CODE = "mend the code or its input, then: hpc-trainer retry {run}"
+_OWN_CODE = "fix the code or its input, then: hpc-trainer retry {run}"
 
 # A line is compared with the signs in this order. The first group may be empty.
 SIGNS = (
@@ -83,7 +83,7 @@ SIGNS = (
         r"Xid \([^)]*\): (13|31|43|45|68|69)\b",
         "the driver ended the program's work on a GPU (Xid {found}): mostly an error of the program, such as an "
         "illegal access",
-        "run once with CUDA_LAUNCH_BLOCKING=1 by cluster.env: the traceback then names the operation",
+        "run once with CUDA_LAUNCH_BLOCKING=1 in cluster.env: the traceback then names the operation",
         "if other programs fail on the same node too: " + _ELSEWHERE,
     ),
     _sign(
@@ -130,13 +130,13 @@ SIGNS = (
         "gpu_assert",
         r"device-side assert triggered",
         "an assertion failed on the GPU: mostly an index or a label outside its range",
-        "run once with CUDA_LAUNCH_BLOCKING=1 by cluster.env, or on a CPU: the message then names the operation",
+        "run once with CUDA_LAUNCH_BLOCKING=1 in cluster.env, or on a CPU: the message then names the operation",
     ),
     _sign(
         "gpu_access",
         r"CUDA error: (an illegal memory access|misaligned address|unspecified launch failure|an illegal instruction)",
-        "a kernel on the GPU did what it must not ({found})",
-        "run once with CUDA_LAUNCH_BLOCKING=1 by cluster.env: the traceback then names the operation",
+        "a kernel on the GPU failed ({found})",
+        "run once with CUDA_LAUNCH_BLOCKING=1 in cluster.env: the traceback then names the operation",
         "if it works on other nodes: " + _ELSEWHERE,
     ),
     # Ranks that wait for each other, and the network.
@@ -153,7 +153,7 @@ SIGNS = (
         r"nccl(?:SystemError|UnhandledCudaError|InternalError)|NCCL error: unhandled (?:system|cuda) error|IBV_WC_\w+"
         r"|Got completion .* with (?:error|status)",
         "NCCL, which the ranks talk by, failed",
-        "NCCL_DEBUG=INFO by cluster.env names the call; NCCL_SOCKET_IFNAME and NCCL_IB_HCA choose the network",
+        "NCCL_DEBUG=INFO in cluster.env names the call; NCCL_SOCKET_IFNAME and NCCL_IB_HCA choose the network",
         "if it works on other nodes: " + _ELSEWHERE,
     ),
     _sign(
@@ -173,19 +173,19 @@ SIGNS = (
         r"Name or service not known|Temporary failure in name resolution|Network is unreachable|Failed to resolve '"
         r"|No address associated with hostname",
         "the node cannot reach an address: compute nodes often have no internet",
-        "fetch it on a login node first; HF_HUB_OFFLINE=1 and WANDB_MODE=offline by cluster.env",
+        "fetch it on a login node first; HF_HUB_OFFLINE=1 and WANDB_MODE=offline in cluster.env",
     ),
     _sign(
         "refused",
         r"Connection refused",
-        "nobody listens at the address that it asks",
+        "no process listens at the address that it connects to",
         "does the server that it needs run, and on which node?",
     ),
     _sign(
         "not_logged_in",
         r"\b401 Client Error|GatedRepoError|api_key not configured|Invalid username or password|\b403 Client Error",
         "a service on the internet does not accept its credentials, or has none",
-        "log in on a login node, or set the service's variable by cluster.env",
+        "log in on a login node, or set the service's variable in cluster.env",
     ),
     # Environments and files.
     _sign(
@@ -193,7 +193,7 @@ SIGNS = (
         r"No module named '?([\w.]+)",
         "its Python has no module {found}",
         "does cluster.python, or the last line of cluster.setup, lead to the environment that you mean?",
-        "install {found} there (pip install), or add its folder to PYTHONPATH by cluster.env",
+        "install {found} there (pip install), or add its folder to PYTHONPATH in cluster.env",
     ),
     _sign(
         "no_modules",
@@ -249,7 +249,7 @@ SIGNS = (
         "encoding",
         r"Unicode(?:Decode|Encode)Error",
         "a text has characters that the encoding does not have",
-        "PYTHONUTF8=1 by cluster.env, or name the encoding where the file is opened",
+        "PYTHONUTF8=1 in cluster.env, or name the encoding where the file is opened",
     ),
     _sign(
         "damaged_file",
@@ -257,7 +257,7 @@ SIGNS = (
         r"|PytorchStreamReader failed|JSONDecodeError|zlib\.error|BadGzipFile|SafetensorError|image file is truncated"
         r"|CRC check failed|CRC-32|unexpected end of (?:data|file)|cannot identify image file",
         "a file that it reads is damaged, cut short, or of another kind",
-        "which file, says the traceback: compare its size and checksum with the original",
+        "the traceback names the file: compare its size and checksum with the original",
     ),
     _sign(
         "missing_file",
@@ -319,7 +319,7 @@ SIGNS = (
         r"can't start new thread|fork: (?:retry: )?(?:Resource temporarily unavailable|Cannot)"
         r"|BlockingIOError: \[Errno 11\]|Resource temporarily unavailable",
         "it has more processes or threads than its limit allows (ulimit -u)",
-        "fewer data workers or threads (OMP_NUM_THREADS by cluster.env)",
+        "fewer data workers or threads (OMP_NUM_THREADS in cluster.env)",
     ),
     _sign(
         "permission",

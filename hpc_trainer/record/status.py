@@ -387,7 +387,7 @@ def queue_s(run: RunStatus, submitted: Sequence[float]) -> float | None:
 
 
 def waits_since(run: RunStatus, submitted: Sequence[float]) -> float | None:
-    """Return since when a waiting run waits, in seconds since the epoch; None if it does not wait or none knows."""
+    """Return when a waiting run began to wait, in seconds since the epoch; None if unknown, or if it does not wait."""
     if run.state not in _WAITS or run.waits_in_sweep:
         return None
     return max([*submitted[-1:], *_ends(run)[-1:]], default=None)
@@ -705,7 +705,7 @@ class SweepStatus:
 def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
     """Read the status of a sweep: its folders, at most one squeue, and at most one sacct.
 
-    Runs go on while they are read, so the folders of runs that the scheduler no longer has are read again after its
+    Runs continue while they are read, so the folders of runs that the scheduler no longer has are read again after its
     answer. If neither squeue nor sacct knows a job, one scontrol asks for the name of this cluster. An element that
     counts as cancelled only because sacct has no row for it makes `ask_slurm` ask both once more.
 
@@ -893,7 +893,7 @@ def _first_look(
         ledger: the content of submissions.jsonl.
         finished: the result of `read_finished`; {} if the caller acts on the status.
         turns: the slot that has each run of a pool.
-        removed: the removed runs; what may be left of their folders does not count.
+        removed: the removed runs; remains of their folders do not count.
         held: who holds the whole sweep.
     """
     present = set(run_ids if listed is None else listed)

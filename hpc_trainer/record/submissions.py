@@ -1,4 +1,4 @@
-"""submissions.jsonl: what was about to be submitted, what the scheduler answered, and what still waits for room.
+"""submissions.jsonl: intents to submit, the scheduler's answers, and runs that wait for a free place in the queue.
 
 An intent is written before sbatch, with a uuid that the job carries; the confirmation follows sbatch. A process killed
 in between leaves an intent without a confirmation, and the uuid tells whether Slurm has the job. Runs that exceed the
@@ -204,7 +204,7 @@ def write_intent(
     slots: int = 0, per_node: int = 0, source: str | None = None,
     canaries: Sequence[str] = (),
 ) -> Submission:  # fmt: skip
-    """Record what will be submitted next, and return it with a fresh uuid."""
+    """Record the submission that comes next, and return it with a fresh uuid."""
     intent = Submission(
         uuid=uuid.uuid4().hex, executor=executor, hardware=hardware, run_ids=tuple(run_ids), time=time.time(),
         kind=kind, parallelism=parallelism, code=code, after=after, num_attempts=tuple(num_attempts),
@@ -484,7 +484,7 @@ def claimed_by(paths: RunPaths, race: str, faults: Faults | None = None) -> str 
 
 
 def winner_of(paths: RunPaths, rivals: Sequence[Job], jobs_seen: Collection[str] = ()) -> Job | None:
-    """Return the one of several jobs of a run that has the run; None if none of them has started.
+    """Return the job that has the run, among several jobs of the run; None if none of them has started.
 
     Args:
         paths: the run.
@@ -514,7 +514,7 @@ def newest_of_run(paths: RunPaths, latest: tuple[Submission, int] | None) -> tup
 
 
 def newest_in(book: Ledger, latest: tuple[Submission, int] | None) -> tuple[Submission, int] | None:
-    """Return what `newest_of_run` returns, given the run's own submissions.jsonl as it was read."""
+    """Return the result of `newest_of_run`, given the content of the run's own submissions.jsonl."""
     successors = book.submissions
     if not successors or (latest is not None and not _follows(successors, latest[0])):
         return latest

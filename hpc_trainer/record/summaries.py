@@ -1,8 +1,8 @@
 """Summaries of the files of completed runs in one file of the sweep: `results` of 10,000 runs opens one file.
 
-A summary is a copy, written by whoever reads first. It counts only while the run's folder and result are as they were
-when it was made: two `stat` a run in place of four files. Without the file, or with a damaged or foreign one, the runs'
-own files are read. No command that acts on a state uses it.
+A summary is a copy, written by whoever reads first. It counts only while the run's folder and result are unchanged,
+which takes two `stat` a run in place of four files. Without the file, or with a damaged or foreign one, the runs' own
+files are read. No command that acts on a state uses it.
 """
 
 from __future__ import annotations

@@ -252,7 +252,8 @@ class Turns:
     def take(self, run_id: str, place: int = 0) -> Turn | None:
         """Claim the run's next turn; None if another slot was faster.
 
-        Only call it for a run that nobody has: it has no turn, or its newest one is over or was left by a dead slot.
+        Call this only for a run that no slot has: it has no turn, or its newest turn is over or was left by a dead
+        slot.
 
         Raises:
             OSError: the file system refused.

@@ -1,6 +1,6 @@
 """Code that a process runs: digests of its packages, and the git checkouts that it was imported from.
 
-A digest covers the sources of a package and does not depend on where they lie. A checkout may belong to a team, so git
+A digest covers the sources of a package and does not depend on their location. A checkout may belong to a team, so git
 runs none of its programs; the revision is kept with the difference from it, as text that git can apply.
 """
 

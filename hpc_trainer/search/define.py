@@ -1,4 +1,4 @@
-"""A search from its command line: the space, the runs that trials are made from, and everything that is wrong with it.
+"""A search from its command line: the space, the runs that trials are made from, and all problems.
 
 Trials are frozen at submit: a slot composes no files, it sets the drawn values in a frozen run. The ends and the middle
 of all axes are composed here by Hydra, to check the configurations, and to see that a drawn value changes one key only.
@@ -93,7 +93,7 @@ def define(words: Sequence[str], *, config_dirs: Sequence[Path] = (), trust: Seq
 def _earlier(search: Search, sweep: SweepPaths) -> tuple[Told, ...]:
     """Return the trials of the search `search.from_sweep` that fit into this search's space.
 
-    A key that is no axis of the earlier search has there the value of its configuration.
+    A key that is not an axis of the earlier search has the value of that search's configuration.
 
     Raises:
         ConfigError: there is no such search, it had another metric, or none of its trials fits.
@@ -120,8 +120,8 @@ def _earlier(search: Search, sweep: SweepPaths) -> tuple[Told, ...]:
             made.append(Told(params=params, value=value, at_rungs=rungs))
     if not made:
         raise ConfigError(
-            f"{rule}: none of its {len(trials)} trials has a result and lies in this space. Leave it out, or widen the "
-            "axes."
+            f"{rule}: none of its {len(trials)} trials has a result and fits into this space. Leave it out, or widen "
+            "the axes."
         )
     return tuple(made)
 
@@ -274,7 +274,7 @@ def _problems(search: Search, config: TrainConfig) -> Iterator[str]:
         named = (*config.task.evaluated, *of_steps())
         is_own = isinstance(config.task, CustomTaskConfig) and settings.metric.startswith("eval_")
         if settings.metric not in named and not is_own:
-            yield f"search.metric={settings.metric} is no metric of these runs. {valid(settings.metric, named)}"
+            yield f"search.metric={settings.metric} is not a metric of these runs. {valid(settings.metric, named)}"
     # The schema's own rules on what goes with what do not hold for programs.
     if settings.median and settings.sampler in WITH_RUNGS:
         yield f"search.median=true: search={settings.sampler.value} has a rule of its own. Leave one of the two out."

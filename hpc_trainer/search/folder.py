@@ -1,8 +1,8 @@
-"""The files of a search: what was submitted (search.json), and the trials that were drawn so far.
+"""The files of a search: the submitted search (search.json), and the trials that were drawn so far.
 
 A trial is a file of its own, drawn/000012.jsonl, that is created once (`record.spec.claim_spec`): of two processes that
 draw trial 12 at the same moment one gets the number. It holds the frozen run, its values, and which earlier trials were
-known and at work when it was drawn. What became of a trial stands in the folder of its run.
+known and at work when it was drawn. The outcome of a trial is in the folder of its run.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ class Trial:
 
 
 class Trials:
-    """Reader of the trials of a sweep; it remembers what cannot change any more."""
+    """Reader of the trials of a sweep; it keeps trials that cannot change any more."""
 
     def __init__(self, paths: SweepPaths, search: Search) -> None:
         self.paths, self.search = paths, search

@@ -129,7 +129,7 @@ def _with_conditions(
         if not word:
             raise ConfigError(f"{rule}.")
         if name not in space:
-            raise ConfigError(f"{rule}, and {name} is no axis of this search. {valid(name, space)}")
+            raise ConfigError(f"{rule}, and {name} is not an axis of this search. {valid(name, space)}")
         if name in groups:
             raise ConfigError(f"{rule}. {name} chooses files of a group, so each trial has a value of it.")
         if name in reads:
@@ -137,7 +137,9 @@ def _with_conditions(
         reads[name] = condition_of(condition.strip()).names
         for other in reads[name]:
             if other not in space:
-                raise ConfigError(f"{rule}, which reads axes of the search. {other} is none. {valid(other, space)}")
+                raise ConfigError(
+                    f"{rule}, which reads axes of the search. {other} is not an axis. {valid(other, space)}"
+                )
         space[name] = dataclasses.replace(space[name], when=condition.strip())
     made: dict[str, Dimension] = {}
     while len(made) < len(space):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 verbs = typer.Typer()
 
 Sweep = Annotated[str, typer.Argument(metavar="SWEEP", help="A sweep, by its name.", autocompletion=complete_sweeps)]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it; else it is only shown.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Delete these files; without --yes they are only shown.")]
 _ITEMS_SHOWN = 20
 
 
@@ -82,7 +82,7 @@ def rename(
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
-    """Give a sweep at rest another name; the old name goes on meaning it."""
+    """Give a sweep at rest another name; the old name stays valid."""
     from hpc_trainer.cli.common import print_json, print_next, say
     from hpc_trainer.cli.options import tell_notes
     from hpc_trainer.tidy.labels import rename_sweep
@@ -93,7 +93,7 @@ def rename(
     if as_json:
         print_json({"sweep": renamed.name, "before": sweep.name, "old_name_works": told is None})
         return
-    rest = f" {sweep.name} goes on meaning it." if told is None else ""
+    rest = f" {sweep.name} stays valid." if told is None else ""
     say(f"{sweep.name} is {renamed.name} now.{rest}")
     print_next(f"status {renamed.name}")
 
@@ -289,7 +289,7 @@ def unarchive(
     from hpc_trainer.tidy.walk import size_words
 
     if not file.is_file():
-        raise ConfigError(f"{file} is no file. Name a file that `hpc-trainer archive` wrote.")
+        raise ConfigError(f"{file} is not a file. Name a file that `hpc-trainer archive` wrote.")
     done = unpack(file, configured_runs_dir(runs_dir).absolute(), name)
     if as_json:
         print_json({"sweep": done.sweep, "folder": str(done.place), "files": done.num_files, "bytes": done.num_bytes})

@@ -84,7 +84,7 @@ def _bytes(info: os.stat_result) -> int:
 
 
 def sizes_of_sweep(sweep: SweepPaths, deadline: float = math.inf) -> tuple[Size | None, dict[str, Mapping[str, Any]]]:
-    """Return the size of a sweep's folder, and what is remembered of each folder in it.
+    """Return the size of a sweep's folder, and the content for `walk.json` on each folder in it.
 
     Args:
         sweep: the sweep.

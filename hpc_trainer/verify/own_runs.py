@@ -1,4 +1,4 @@
-"""Runs that a verb has started itself: wait for one, say why it did not do its work, and end what is left."""
+"""Runs that a verb has started itself: wait for one, explain its failure, and end the remaining processes."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def run_preempt(
     timeout_s: float,
     as_json: bool,
 ) -> None:
-    """Interrupt a run; exit with 1 if it did not come back, or resumed at another step than the saved one."""
+    """Interrupt a run; exit with 1 if it did not restart, or resumed at another step than the saved one."""
     status, chosen = select(configured_runs_dir(runs_dir), names, sweep)
     if len(chosen) > 1 and names != [status.sweep.name]:
         listed = ", ".join(chosen[:5])
@@ -460,7 +460,7 @@ def _print_curve(curve: Curve, value: float | None, plot: Path, given: Sequence[
     else:
         print(f"The loss diverged at lr={curve.divergence_lr:.2g}; a tenth of it is {curve.tenth_lr:.2g}.")
     if value is None:
-        print("The loss fell nowhere: no rate is suggested.")
+        print("The loss never fell: no rate is suggested.")
     else:
         print(f"It fell the fastest at lr={curve.steepest_lr:.2g}. Suggested: optim.lr={value:g}")
     say(f"Plot: {plot}")

@@ -1,7 +1,7 @@
 """One attempt of one rank: build its context, call `main(config, run)`, and record how it ended.
 
 `main` is the shared loop or the function that `train.main` names; both are called in the same way. Event files of a
-tracker stand beside metrics.jsonl. The end becomes a journal record and an exit code.
+tracker are beside metrics.jsonl. The end becomes a journal record and an exit code.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def run_main(config: TrainConfig, run: RunContext) -> Outcome:
     Raises:
         ConfigError: `train.main` is not trusted, leads nowhere, or cannot be called.
         LoopError: main broke a rule of RunContext.
-        Exception: whatever main raises.
+        Exception: any error that main raises.
     """
     main = find_main(config)
     if config.train.deterministic:

@@ -17,7 +17,7 @@ def importances(columns: Sequence[Sequence[Any]], targets: Sequence[float]) -> l
     """Return each column's share of the forest's decisions, and its standard deviation over the trees.
 
     Args:
-        columns: for each axis the values of all runs; values that are no numbers are numbered in alphabetical order.
+        columns: for each axis the values of all runs; values that are not numbers are numbered in alphabetical order.
         targets: the metric of each run.
     """
     import numpy as np

@@ -56,7 +56,7 @@ class Canary:
 
         Args:
             steps_done: steps that this attempt has trained.
-            saved: returns the step of the newest checkpoint that stands.
+            saved: returns the step of the newest complete checkpoint.
         """
         now = time.monotonic()
         if self._is_open is False or now < self._next_s:
@@ -107,7 +107,7 @@ def tell_end(
     config: TrainConfig, paths: RunPaths, state: RunState, cause: str | None,
     error: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:  # fmt: skip
-    """Tell domains of the recorded end of this run, which does not come back by itself (hook `ends`). Never raises.
+    """Report to domains the recorded end of this run, which nothing restarts by itself (hook `ends`). Never raises.
 
     A trial that pauses at a rung has the state PAUSED: only its search may bring it back.
     """
@@ -125,7 +125,7 @@ def end_well(paths: RunPaths, stop_after_alike: int) -> None:
             make_folder(alike)
             claim(alike / _WELL)
     except (OSError, HpcTrainerError) as error:
-        print(f"other runs of the sweep were not told of this end: {error}", flush=True)
+        print(f"this end could not be reported to the sweep's other runs: {error}", flush=True)
 
 
 # Stop of the line.
@@ -143,7 +143,7 @@ def fingerprint(cause: str, error: Mapping[str, Any]) -> str:
 
 
 def stop_the_line(paths: RunPaths, stop_after_alike: int, cause: str, error: Mapping[str, Any]) -> None:
-    """Hold what waits of the sweep if this run is the k-th that fails alike, and none has completed. Never raises."""
+    """Hold the sweep's waiting runs if this run is the k-th that fails alike, and none has completed. Never raises."""
     if not stop_after_alike:
         return
     sweep = SweepPaths(paths.folder.parent)

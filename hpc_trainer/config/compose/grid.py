@@ -360,7 +360,7 @@ _TRIED = 4  # number of suggested values for an interval
 
 
 def sweep_values(override: Override, choices: Callable[[str], list[str]]) -> list[str]:
-    """Return the values that `override` steps through, as they stand after the `=`.
+    """Return the values that `override` steps through, as written after the `=`.
 
     Args:
         override: the sweep.

@@ -131,7 +131,7 @@ def _of_unit(name: str, text: str) -> tuple[str, float] | None:
 
 
 def as_sweep(text: str) -> str | None:
-    """Return `1e-3,2e-3` for `[1e-3,2e-3]`, `(1e-3 2e-3)` or `1e-3;2e-3,`; None if it is no list of plain values."""
+    """Return `1e-3,2e-3` for `[1e-3,2e-3]`, `(1e-3 2e-3)` or `1e-3;2e-3,`; None if it is not a list of plain values."""
     values = [value for value in re.split(r"[\s,;]+", text.strip("'\"()[]{}")) if value]
     is_list = len(values) > 1 or (bool(values) and values[0] != text.strip("'\""))
     is_list = is_list and not re.match(r"\w+\(", text)  # choice(), range(1)

@@ -87,7 +87,7 @@ def key(
     default: Any, needs: tuple[str, ...] | None, identity: Identity | None = None, resume: Effect | None = None, *,
     in_graph: bool | None = None, limits: str | None = None,
 ) -> Any:  # fmt: skip
-    """Declare a field with its metadata; what is left out is as the section declares.
+    """Declare a field with its metadata; omitted metadata is that of the section.
 
     Args:
         default: value of the field if it is not set; lists and mappings are copied.

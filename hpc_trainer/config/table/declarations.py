@@ -1,8 +1,8 @@
 """The table of what goes with what: every declaration, and the rows that a configuration breaks.
 
-Refusals at plan time, the matrix in the docs and the test that walks all pairs come from this table. Configurations lie
-below features in the layers, so features are found by the names of their folders and in the registry of domains, here
-only.
+Refusals at plan time, the matrix in the docs and the test that walks all pairs come from this table. The layer of
+configurations is below that of features. So features are found by their folders' names and in the registry of domains,
+here only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`train.compile`: the step through torch.compile, with the compiled code cached for the sweep's other runs."""
+"""`train.compile`: the step compiled by torch.compile, with the code cached for the sweep's other runs."""
 
 from collections.abc import Iterator
 

@@ -128,7 +128,7 @@ def _as_awaited(config: InitFromConfig, runs_dir: Path) -> InitFromConfig | None
 
 
 def awaited_digest(awaited: chain.Awaited, which: WhichCheckpoint) -> str:
-    """Return the digest that stands for the content of a run that is not complete."""
+    """Return a digest to use in place of the content's digest, for a run that is not complete."""
     return chain.digest_of(f"run, {which.value}", [chain.specs_of(awaited.folder)[str(awaited.run_id)]])
 
 
@@ -280,7 +280,7 @@ def _place() -> Path:
 
 
 def _read() -> dict[str, list[Any]]:
-    """Return the remembered digests; {} if the file cannot be read, or is no such file."""
+    """Return the remembered digests; {} if the file cannot be read, or has other content."""
     with contextlib.suppress(OSError, ValueError, RuntimeError):
         digests = json.loads(_place().read_bytes())
         if isinstance(digests, dict) and all(isinstance(entry, list) and len(entry) == 6 for entry in digests.values()):

@@ -94,7 +94,7 @@ def share_done(config: TrainConfig, step: int) -> float:
 
 
 def final_sparsity(prune: PruneConfig) -> float:
-    """Return the sparsity that is asked for, 0 to 1."""
+    """Return the sparsity that the configuration asks for, 0 to 1."""
     return 1.0 - prune.n / prune.m if prune.method.name == "n_m" else prune.sparsity
 
 

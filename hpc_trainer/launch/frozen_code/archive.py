@@ -92,7 +92,7 @@ def _shared(paths: SweepPaths, archive: Path) -> Path:
 
 
 def _take_shared(paths: SweepPaths, archive: Path, snapshot: Snapshot) -> bool:
-    """Give an archive that another sweep has a name in this one; return False if there is none that is as it was."""
+    """Give an archive that another sweep has a name in this one; return False if there is no unchanged one."""
     shared = _shared(paths, archive)
     try:
         if not is_there(shared):

@@ -1,6 +1,6 @@
 """Code that is frozen at submit, from which waiting and requeued runs start (`archive.py` writes it).
 
-`plan` and `submit` list what of `train.command` is frozen, and what a run reads as it is when the run starts.
+`plan` and `submit` list which files of `train.command` are frozen, and which a run reads when it starts.
 """
 
 from __future__ import annotations
@@ -227,7 +227,8 @@ def git_top(folder: Path) -> Path | None:
 def git_files(top: Path, rules: Rules) -> list[str] | None:
     """Return the files of the working tree that git tracks or would add, sorted, with submodules and clones inside.
 
-    Ignored files are included only if `rules.include` names them. None if git is missing, or this is no checkout.
+    Ignored files are included only if `rules.include` names them. None if git is missing, or the folder is not in a
+    checkout.
 
     Raises:
         ConfigError: git refuses the folder, or takes longer than 30 s.

@@ -1,6 +1,6 @@
 """Report as one interactive HTML page: a table to sort and filter, and charts by plotly.js, which the page contains.
 
-The page asks nobody for anything. Texts of users are in it as compressed data only, and page.js puts them into elements
+The page makes no request. Texts of users are in it as compressed data only, and page.js puts them into elements
 as text. Its Content-Security-Policy allows two scripts by their digests, page.js and plotly.js, and no request.
 """
 
@@ -29,7 +29,7 @@ from hpc_trainer.config.schema.output import CheckpointConfig, is_best_small
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import HpcTrainerError, visible
 from hpc_trainer.operate.report.charts import thinned
-from hpc_trainer.operate.report.data import Report, RunReport, Scaling, Series
+from hpc_trainer.operate.report.data import Panel, Report, RunReport, Scaling, Series
 from hpc_trainer.operate.report.page import BAD, BEST_BY, KIND_COLOURS, STYLE
 from hpc_trainer.operate.results import BEST, TOLD, ResultTable, as_value
 from hpc_trainer.operate.why import because_of, by_cause, explain
@@ -180,7 +180,13 @@ def _page_data(sweeps: Sequence[ReportedSweep], numbers: _Numbers) -> dict[str, 
     _add_telemetry(sweeps, runs, places, numbers)
     metric = next((name for name in (*BEST_BY, *metrics) if name in metrics), None)
     is_up = metric is not None and _is_best_small(metric, tables)
+    ranked_by = sweeps[0].report.ranked_by
+    if ranked_by is not None and ranked_by[0] in metrics:
+        metric, is_up = ranked_by
     known = [(run["cells"][metric], place) for place, run in enumerate(runs) if is_finite(run["cells"].get(metric))]
+    if ranked_by is not None:  # a paused trial has trained less, and `best` takes it only if none is complete
+        complete = RunState.COMPLETED.value
+        known = [pair for pair in known if runs[pair[1]]["cells"]["state"] == complete] or known
     best = None if not known else min(known, key=lambda pair: pair[0] if is_up else -pair[0])[1]
     explained = [_failures(number, sweep.status, places) for number, sweep in enumerate(sweeps)]
     return {
@@ -189,6 +195,8 @@ def _page_data(sweeps: Sequence[ReportedSweep], numbers: _Numbers) -> dict[str, 
         "sort": "run_id" if metric is None else metric, "is_up": metric is None or is_up, "bad": BAD,
         "kinds": [{"name": kind.value, "words": words, "light": KIND_COLOURS[kind][0], "dark": KIND_COLOURS[kind][1]}
                   for kind, words in WORDS.items()],
+        "panels": [_panel(number, sweep, panel, places) for number, sweep in enumerate(sweeps)
+                   for panel in sweep.report.panels],
         "failures": [group for groups in explained for group in groups], "nodes": _nodes(sweeps),
         "scaling": [_scaling(number, study, places) for number, sweep in enumerate(sweeps)
                     for study in sweep.report.scaling],
@@ -285,7 +293,7 @@ def _is_best_small(column: str, tables: Sequence[ResultTable]) -> bool:
 def _columns(
     runs: Sequence[Mapping[str, Any]], tables: Sequence[ResultTable], axes: Sequence[str], metrics: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Return the table's columns in order; those that most people read are shown at first."""
+    """Return the table's columns in order; the most-read columns are shown at first."""
     names = list(dict.fromkeys(name for run in runs for name in run["cells"]))
     differs = {name for name in names if len({str(run["cells"].get(name)) for run in runs}) > 1}
     first = [
@@ -351,6 +359,20 @@ def _series(chart: Series, most: int, numbers: _Numbers) -> dict[str, Any]:
     return {"title": title, "unit": chart.unit, "is_share": chart.is_share, "lines": lines}
 
 
+def _panel(number: int, sweep: ReportedSweep, panel: Panel, places: Mapping[tuple[int, str], int]) -> dict[str, Any]:
+    """Return a chart of a whole sweep by a domain; each dot names the place of its run."""
+    return {
+        "section": panel.section, "title": panel.title, "note": panel.note, "sweep": sweep.report.sweep,
+        "x": panel.x_label, "y": panel.y_label, "line": panel.line, "categories": panel.categories,
+        "dots": [
+            {"name": dots.name, "faint": dots.is_faint, "points": dots.points,
+             "runs": [places.get((number, run_id)) for run_id in dots.run_ids]}
+            for dots in panel.dots
+        ],
+        "bars": [{"name": bars.name, "tone": bars.tone, "heights": bars.heights} for bars in panel.bars],
+    }  # fmt: skip
+
+
 def _scaling(number: int, study: Scaling, places: Mapping[tuple[int, str], int]) -> dict[str, Any]:
     where = "".join(f" · {key}={value}" for key, value in study.axes.items())
     points = [
@@ -405,12 +427,12 @@ def _nodes(sweeps: Sequence[ReportedSweep]) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def asked_importance(tables: Sequence[ResultTable]) -> Iterator[Future[Mapping[str, Any]]]:
-    """Yield what will be the importance of each axis for each metric; a thread waits for the process that finds it."""
+    """Yield a future of each axis's importance for each metric; a separate process computes the importance."""
     with ThreadPoolExecutor(1) as pool:
-        yield pool.submit(_importance, tables)
+        yield pool.submit(find_importance, tables)
 
 
-def _importance(tables: Sequence[ResultTable]) -> Mapping[str, Any]:
+def find_importance(tables: Sequence[ResultTable]) -> Mapping[str, Any]:
     """Return the importance of each axis for each metric, and what to know about it; {} with too few runs."""
     rows = [row for table in tables for row in table.rows]
     axes = dict.fromkeys(axis for table in tables for axis in table.axes)

@@ -412,7 +412,7 @@ def test_what_acts_on_a_run_that_two_sweeps_have_says_which_it_took(cli: Cli, ru
         os.utime(runs_dir / name / "specs.jsonl", (1e9 + number, 1e9 + number))
     _, _, err = cli(verb, specs[0].run_id)
     assert (
-        f"Note: {specs[0].run_id} is taken of sweep new; old has it too: old/{specs[0].run_id} names that one." in err
+        f"Note: {specs[0].run_id} is the run of sweep new; old has it too: old/{specs[0].run_id} names that one." in err
     )
     _, _, err = cli(verb, specs[0].run_id, "--sweep", "old")
     assert "Note" not in err

@@ -112,7 +112,7 @@ def test_a_foreign_plugin_of_hydra_is_named_and_not_run(plant: Callable[..., Pat
         ("pynvml", "11.5.3", Status.warning, "nvidia-ml-py"),
         ("hydra-core", "1.4.0rc3", Status.broken, "<1.4"),
         ("hydra-core", "1.3.0", Status.broken, ">=1.3.6"),
-        ("omegaconf", "2.4.0", Status.broken, "without a word"),
+        ("omegaconf", "2.4.0", Status.broken, "without a warning"),
     ],
 )
 def test_a_wrong_package_is_named(
@@ -230,6 +230,27 @@ def test_a_folder_that_is_read_only_is_named(mounted: Callable[[str], Path]) -> 
     the_only(folder(mounted("ro,size=20g,mode=0755")), "runs folder", "Read-only file system", "HPC_TRAINER_RUNS")
 
 
+@needs_root
+def test_a_full_home_is_named(mounted: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = mounted("size=512k,mode=0755")
+    monkeypatch.setenv("HOME", str(place))
+    finding = the_only(folder(tmp_path / "runs"), "home", str(place), "0.0 GiB", "HF_HOME", "XDG_CACHE_HOME")
+    assert finding.status is Status.warning
+    subprocess.run(["mount", "-o", "remount,size=20g", str(place)], check=True)
+    assert problems(folder(tmp_path / "runs")) == {}
+    monkeypatch.setenv("HOME", str(tmp_path / "nobody"))
+    the_only(folder(tmp_path / "runs"), "home", "does not exist")
+
+
+@needs_root
+def test_a_home_on_the_disk_of_the_sweeps_is_told_once(
+    mounted: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = mounted("size=512k,mode=0755")
+    monkeypatch.setenv("HOME", str(place))
+    assert "home" not in problems(folder(place / "runs"))
+
+
 @needs_fuse
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("kind", ["lustre", pytest.param("nfs60", marks=pytest.mark.long)])
@@ -325,6 +346,42 @@ def test_a_missing_sbatch_is_named(slurm: Callable[..., FakeSlurm]) -> None:
     (fake.bin / "sbatch").unlink()
     finding = the_only(Cluster().findings(), "slurm", "sbatch is not on PATH", "submits runs", str(fake.bin))
     assert finding.status is Status.broken
+
+
+def test_a_scontrol_that_prints_something_else_is_named(fake_slurm: FakeSlurm) -> None:
+    fake_slurm.print("scontrol", "\x00\ufffd scontrol 0.9 of another program\n")
+    finding = the_only(Cluster().findings(), "slurm", "ClusterName", "of another program", "type -a scontrol")
+    assert finding.status is Status.broken
+    assert "\x00" not in finding.what
+
+
+def test_nodes_that_slurm_hides_are_not_called_fine(slurm: Callable[..., FakeSlurm]) -> None:
+    slurm()
+    (finding,) = (each for each in Cluster().findings() if each.check == "architecture")
+    assert (finding.status, finding.what) == (Status.ok, "Slurm shows this user no nodes, so theirs is unknown")
+
+
+def test_variables_of_sbatch_in_the_shell_are_named(
+    slurm: Callable[..., FakeSlurm], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm((platform.machine(), "(null)"))
+    monkeypatch.setenv("SBATCH_EXPORT", "NONE")
+    monkeypatch.setenv("SBATCH_REQUEUE", "1")
+    assert problems(Cluster().findings()) == {}, "no run lacks anything without these"
+    monkeypatch.setenv("SBATCH_ACCOUNT", "abc")
+    monkeypatch.setenv("SBATCH_RESERVATION", "course")
+    the_only(
+        Cluster().findings(), "sbatch", "SBATCH_ACCOUNT=abc, SBATCH_RESERVATION=course", "cluster.account: abc",
+        "cluster.sbatch.reservation: course",
+    )  # fmt: skip
+    own = tmp_path / "hpc_trainer" / "config.yaml"
+    own.parent.mkdir()
+    own.write_text("cluster.account: xyz\ncluster.sbatch.reservation: null\n")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert problems(Cluster().findings()) == {}
+    monkeypatch.setenv("SLURM_JOB_ID", "1")  # of a surrounding job
+    own.unlink()
+    assert problems(Cluster().findings()) == {}
 
 
 def test_no_slurm_at_all_is_fine(no_slurm: None) -> None:

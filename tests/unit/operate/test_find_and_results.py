@@ -123,7 +123,7 @@ def test_sweep_slash_run_says_which(runs_dir: Path, sweeps: dict[str, SweepOnDis
     assert find_run(runs_dir, old[0], None).sweep.name == "again"
     status, runs = select(runs_dir, [old[0]], None)
     assert elsewhere_too(status, runs, [old[0]], None) == (
-        f"{old[0]} is taken of sweep again; old has it too: old/{old[0]} names that one."
+        f"{old[0]} is the run of sweep again; old has it too: old/{old[0]} names that one."
     )
     status, runs = select(runs_dir, [f"old/{old[0]}"], None)
     assert elsewhere_too(status, runs, [f"old/{old[0]}"], None) is None

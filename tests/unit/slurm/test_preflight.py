@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.slurm.limits import Association, Limits, NodeGroup, Partition, find_shape_problems, longest_limit
-from hpc_trainer.slurm.shape import Shape
+from hpc_trainer.slurm.limits import Association, Limits, NodeGroup, Partition
+from hpc_trainer.slurm.shape import Shape, find_shape_problems, longest_limit
 
 SHAPE = Shape(
     num_nodes=1, tasks_per_node=4, gpus_per_node=4, cpus_per_task=8, mem_gb_per_node=None, mem_gb_per_gpu=None,
