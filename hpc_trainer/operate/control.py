@@ -227,7 +227,7 @@ def hold_runs(
     if pooled is not None:
         raise RunStateError(
             f"{pooled.run_id} is at work in a job of a pool, and a signal would reach all runs of that job. Nothing "
-            "was held. Without --save what waits is held, and what works goes on to its end."
+            "was held. Without --save, waiting runs are held, and running runs continue to their end."
         )
     prepare_to_write(status.sweep, [run.run_id for run in runs])
     waiting = [run for run in runs if run.state in _WAITS]
@@ -240,8 +240,8 @@ def hold_runs(
         write_hold(status.sweep.run(run.run_id).marker(HOLD), why)
     if status.queue_error is not None and any(run.has_slurm_job for run in (*waiting, *saving)):
         raise SlurmError(
-            f"{status.queue_error.rstrip('.')}. Whose jobs they are is not known, so none was held in Slurm; a run "
-            "that starts all the same finds its hold and leaves. Run the same command again."
+            f"{status.queue_error.rstrip('.')}. It is unknown whose jobs these are, so none was held in Slurm. A run "
+            "that starts in spite of that finds its hold and leaves. Run the same command again."
         )
     notes = hold_jobs([*_waiting_jobs(waiting), *(_waiting_slots(status) if is_whole else ())])
     signal_running(saving)

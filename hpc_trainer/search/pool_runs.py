@@ -19,7 +19,7 @@ from hpc_trainer.record.turns import Turn, Turns
 from hpc_trainer.search.commands import SOURCE
 from hpc_trainer.search.folder import Search, Trials, read_search
 from hpc_trainer.search.next_run import SearchStoppedError, is_over, next_run, stop_reason
-from hpc_trainer.worker.slot import ListedRuns, Queue, is_unsure
+from hpc_trainer.worker.slot import Queue, RunSource, is_unsure
 
 
 def make(sweep: SweepPaths, pool: Submission, specs: dict[str, RunSpec]) -> SearchRuns | None:
@@ -27,13 +27,11 @@ def make(sweep: SweepPaths, pool: Submission, specs: dict[str, RunSpec]) -> Sear
     return SearchRuns(sweep, pool) if pool.source == SOURCE else None
 
 
-class SearchRuns(ListedRuns):
+class SearchRuns(RunSource):
     """Trials of a search, as a slot takes them."""
 
     def __init__(self, sweep: SweepPaths, pool: Submission) -> None:
-        self._sweep, self._pool = sweep, pool
-        self._order: dict[str, int] = {}
-        self._missing: dict[str, float] = {}
+        super().__init__(sweep, pool)
         self._has_failed = False
         self._trials = Trials(sweep, self._search())
 

@@ -10,6 +10,7 @@ own job once (worker/conclude.py). Where the next run comes from is a `RunSource
 
 from __future__ import annotations
 
+import abc
 import codecs
 import contextlib
 import ctypes
@@ -25,7 +26,6 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.domains import contributions
@@ -76,75 +76,32 @@ RunTurn = Callable[[SweepPaths, RunSpec, RankEnv, StopFlag, Spans], int]
 """`worker.rank.run_turn`, which is passed on because that file imports this one."""
 
 
-class RunSource(Protocol):
+class RunSource(abc.ABC):
     """Source of a slot's runs. One slot has one; other slots of the pool have their own, in other processes.
 
     All shared state is in the sweep's folder: claims (`Turns.take`) decide which slot has which run.
     """
 
+    def __init__(self, sweep: SweepPaths, pool: Submission) -> None:
+        self._sweep, self._pool = sweep, pool
+        self._order: dict[str, int] = {}
+        self._missing: dict[str, float] = {}
+
     @property
+    @abc.abstractmethod
     def template(self) -> RunSpec:
         """A run whose shape, environment, time limit and budgets are those of all runs."""
 
+    @abc.abstractmethod
     def next_run(self, turns: Turns, place: int) -> tuple[RunSpec, Turn] | None:
         """Claim the next run for a place of this slot by `turns.take`, and return it; None if none can be had now."""
 
-    def has_ended(self, turn: Turn, state: RunState) -> None:
-        """Note that a turn of this slot has ended; its end is recorded already (`Turns.end`)."""
-
+    @abc.abstractmethod
     def is_empty(self, turns: Turns) -> bool:
         """Return True if this slot can never take a run again: the slot then ends.
 
         Runs of other living slots do not count; runs that this slot has given back do.
         """
-
-
-class ListedRuns:
-    """Runs that the pool's submission lists, in its order; then those that were given back or that a dead slot left.
-
-    Of N slots each begins with every N-th run, so that slots seldom reach for the same one: each time they do, a folder
-    with a name for each run that was taken has to be listed.
-    """
-
-    def __init__(self, sweep: SweepPaths, pool: Submission, specs: dict[str, RunSpec], element: int = 0) -> None:
-        self._sweep, self._pool = sweep, pool
-        self._specs = {run_id: specs[run_id] for run_id in pool.run_ids if run_id in specs}
-        if not self._specs:
-            raise RunStateError(f"{sweep.specs} holds none of the {len(pool.run_ids)} runs of this pool.")
-        run_ids, slots = list(self._specs), max(1, pool.slots)
-        # Of another slot's share the last run first: the other slot gets there last.
-        others = [run_id for step in range(1, slots) for run_id in reversed(run_ids[(element + step) % slots :: slots])]
-        self._fresh = [*run_ids[element % slots :: slots], *others][::-1]
-        self._num_others = len(others)
-        self._order: dict[str, int] = {}
-        self._missing: dict[str, float] = {}
-
-    @property
-    def template(self) -> RunSpec:
-        """The first run: all runs of a pool have one shape and one environment."""
-        return next(iter(self._specs.values()))
-
-    def next_run(self, turns: Turns, place: int) -> tuple[RunSpec, Turn] | None:
-        """Claim the first run that no slot has taken yet, else a run that was given back or left."""
-        while self._fresh:
-            if len(self._fresh) == self._num_others:
-                turns.look()
-            run_id = self._fresh.pop()
-            if run_id in turns.newest or is_held(self._sweep, run_id):
-                continue
-            turn = turns.take(run_id, place)
-            if turn is not None:
-                return self._specs[run_id], turn
-            turns.look()  # another slot is ahead of this one
-        turns.look()
-        self._order = {each.uuid: number for number, each in enumerate(read_submissions(self._sweep))}
-        queue = Queue(self._missing)
-        for run_id in self._specs:
-            if self._may_take(run_id, turns, queue):
-                turn = turns.take(run_id, place)
-                if turn is not None:
-                    return self._specs[run_id], turn
-        return None
 
     def _may_take(self, run_id: str, turns: Turns, queue: Queue) -> bool:
         number = turns.newest.get(run_id)
@@ -190,13 +147,6 @@ class ListedRuns:
         own = self._order.get(self._pool.uuid, len(self._order))
         return uuid != self._pool.uuid and self._order.get(uuid, len(self._order)) >= own
 
-    def has_ended(self, turn: Turn, state: RunState) -> None:
-        """Do nothing: the recorded ends say all."""
-
-    def is_empty(self, turns: Turns) -> bool:
-        """Return True if each run has ended for good, or has a turn of another slot that may be alive."""
-        return not is_unsure(self._missing) and not any(self._is_open(run_id, turns) for run_id in self._specs)
-
     def _is_open(self, run_id: str, turns: Turns) -> bool:
         if run_id not in turns.newest:
             return not is_held(self._sweep, run_id)
@@ -205,6 +155,56 @@ class ListedRuns:
             return self._is_given_back(end) and not is_held(self._sweep, run_id)
         turn = read_turn(self._sweep, run_id, turns.newest[run_id], turns.faults)
         return turn is not None and turns.holder is not None and turn.holder.slot == turns.holder.slot
+
+
+class ListedRuns(RunSource):
+    """Runs that the pool's submission lists, in its order; then those that were given back or that a dead slot left.
+
+    Of N slots each begins with every N-th run, so that slots seldom reach for the same one: each time they do, a folder
+    with a name for each run that was taken has to be listed.
+    """
+
+    def __init__(self, sweep: SweepPaths, pool: Submission, specs: dict[str, RunSpec], element: int = 0) -> None:
+        super().__init__(sweep, pool)
+        self._specs = {run_id: specs[run_id] for run_id in pool.run_ids if run_id in specs}
+        if not self._specs:
+            raise RunStateError(f"{sweep.specs} holds none of the {len(pool.run_ids)} runs of this pool.")
+        run_ids, slots = list(self._specs), max(1, pool.slots)
+        # Of another slot's share the last run first: the other slot gets there last.
+        others = [run_id for step in range(1, slots) for run_id in reversed(run_ids[(element + step) % slots :: slots])]
+        self._fresh = [*run_ids[element % slots :: slots], *others][::-1]
+        self._num_others = len(others)
+
+    @property
+    def template(self) -> RunSpec:
+        """The first run: all runs of a pool have one shape and one environment."""
+        return next(iter(self._specs.values()))
+
+    def next_run(self, turns: Turns, place: int) -> tuple[RunSpec, Turn] | None:
+        """Claim the first run that no slot has taken yet, else a run that was given back or left."""
+        while self._fresh:
+            if len(self._fresh) == self._num_others:
+                turns.look()
+            run_id = self._fresh.pop()
+            if run_id in turns.newest or is_held(self._sweep, run_id):
+                continue
+            turn = turns.take(run_id, place)
+            if turn is not None:
+                return self._specs[run_id], turn
+            turns.look()  # another slot is ahead of this one
+        turns.look()
+        self._order = {each.uuid: number for number, each in enumerate(read_submissions(self._sweep))}
+        queue = Queue(self._missing)
+        for run_id in self._specs:
+            if self._may_take(run_id, turns, queue):
+                turn = turns.take(run_id, place)
+                if turn is not None:
+                    return self._specs[run_id], turn
+        return None
+
+    def is_empty(self, turns: Turns) -> bool:
+        """Return True if each run has ended for good, or has a turn of another slot that may be alive."""
+        return not is_unsure(self._missing) and not any(self._is_open(run_id, turns) for run_id in self._specs)
 
 
 def is_held(sweep: SweepPaths, run_id: str) -> bool:
@@ -497,7 +497,6 @@ class Slot:
             print(f"how {turn.run_id} ended is not known: {error}", file=sys.stderr, flush=True)
             state = RunState.FAILED
         self._turns.end(turn, state)
-        self._source.has_ended(turn, state)
         self._looked, self._again_s = -_LONGEST_AGAIN_S, _AGAIN_S / 2  # its place is free
 
     def _leave(self) -> int:
