@@ -8,7 +8,7 @@ import functools
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from hpc_trainer.operate.where import Where
 from hpc_trainer.record.ledger import Kind
 from hpc_trainer.record.metrics import best_in
 from hpc_trainer.record.reading import is_number
-from hpc_trainer.record.spec import find_axes, typed_axes
+from hpc_trainer.record.spec import RunSpec, find_axes, typed_axes
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import (
     RunStatus,
@@ -222,7 +222,7 @@ def result_table(status: SweepStatus, *, typed: bool = False, best: bool = False
         axes = {run.run_id: typed_axes(run.spec, axes[run.run_id]) for run in runs}
     codes = {run.run_id: run.submission.code for run in runs if run.submission is not None}
     varies = len(set(codes.values())) > 1
-    times, kept = submit_times(status.ledger), kept_by(runs)
+    times, kept = submit_times(status.ledger), kept_by(run.spec for run in runs)
     known_by = sorted(name for domain in contributed for name in domain.names)
     rows = [
         {
@@ -240,9 +240,9 @@ def result_table(status: SweepStatus, *, typed: bool = False, best: bool = False
     return ResultTable(rows=rows, axes=names, metrics=list(columns.values()), costs=costs, kept=kept)
 
 
-def kept_by(runs: Sequence[RunStatus]) -> CheckpointConfig:
+def kept_by(specs: Iterable[RunSpec]) -> CheckpointConfig:
     """Return how runs choose their best checkpoint, from the first of them whose configuration is there."""
-    first = next((run.spec for run in runs if not run.spec.is_lost), None)
+    first = next((spec for spec in specs if not spec.is_lost), None)
     return kept_best({} if first is None else first.config.get("checkpoint", {}))
 
 

@@ -17,8 +17,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpc_trainer.config.schema.output import USUAL_METRICS, is_best_small, kept_best
+from hpc_trainer.config.schema.output import USUAL_METRICS, is_best_small
 from hpc_trainer.errors import HpcTrainerError
+from hpc_trainer.operate.results import kept_by
 from hpc_trainer.operate.show import SweepColumns
 from hpc_trainer.record.files import write_atomic
 from hpc_trainer.record.journal import read_result
@@ -188,8 +189,7 @@ def best_of(specs: Mapping[str, RunSpec], folders: Mapping[str, Mapping[str, Any
     The metric is that of `checkpoint.keep_best`, else eval_accuracy, else eval_loss.
     """
     values = {run_id: folders[run_id]["metrics"] for run_id in specs if run_id in folders}
-    first = next((spec for spec in specs.values() if not spec.is_lost), None)
-    kept = kept_best({} if first is None else first.config.get("checkpoint", {}))
+    kept = kept_by(specs.values())
     for metric in dict.fromkeys((kept.keep_best, *USUAL_METRICS)):
         found = [(float(each[metric]), run_id) for run_id, each in values.items() if metric in each]
         numbers = [pair for pair in found if pair[0] == pair[0]]  # NaN is no best

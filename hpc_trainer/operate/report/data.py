@@ -12,9 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hpc_trainer.config.schema.output import CheckpointConfig
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.report.charts import thinned
+from hpc_trainer.operate.results import kept_by
 from hpc_trainer.operate.why import advice_values, last_lines, meaning_of
 from hpc_trainer.record.ledger import RunLedger
 from hpc_trainer.record.metrics import SPEED, WORK, sampled_metrics
@@ -183,6 +185,8 @@ class Report:
     """Sections of domains, as HTML with all text escaped."""
     own_sections: Sequence[str] = ()
     """Sections of `sections` that the interactive page shows too; it draws the others itself."""
+    kept: CheckpointConfig = field(default_factory=CheckpointConfig)
+    """How the runs choose their best checkpoint, which tells the direction of that metric."""
     panels: Sequence[Panel] = ()
     """Charts of the whole sweep by domains."""
     ranked_by: tuple[str, bool] | None = None
@@ -234,7 +238,7 @@ def build_report(
         advice=[line for part in parts for line in part.advice],
         next=next((part.next for part in parts if part.next is not None), None),
         sections=[part.section for part in parts],
-        own_sections=[part.section for part in parts if not part.has_series],
+        kept=kept_by(status.specs.values()), own_sections=[part.section for part in parts if not part.has_series],
         studies=[part.section for part in studies],
         panels=[panel for part in parts for panel in part.panels],
         ranked_by=next((part.ranked_by for part in parts if part.ranked_by is not None), None),

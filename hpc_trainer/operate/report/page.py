@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hpc_trainer.config.schema.output import is_best_small
 from hpc_trainer.errors import visible
 from hpc_trainer.operate.report.charts import (
     INK,
@@ -299,40 +300,41 @@ def _charts(report: Report) -> str:
     ordered = [name for name in _FIRST_CHARTS if name in names]
     ordered += [name for name in names if name not in ordered]
     colours = _colours(report)
-    charts = [_curves(name, [run for run in runs if run.curves.get(name)], colours) for name in ordered[:_MAX_CHARTS]]
+    charts = [_curves(name, report, colours) for name in ordered[:_MAX_CHARTS]]
     left = ordered[_MAX_CHARTS:]
     more = f'<p class="soft">Not drawn: {html.escape(", ".join(left))}.</p>' if left else ""
     return f'<h2>Curves</h2><div class="charts">{"".join(charts)}</div>{more}\n' if charts else ""
 
 
-def _best_first(runs: Sequence[RunReport]) -> list[RunReport]:
+def _best_first(report: Report) -> list[RunReport]:
     """Sort by the last value of the most telling metric, so that a run has the same colour in all charts."""
-    name = next((metric for metric in BEST_BY if any(run.curves.get(metric) for run in runs)), None)
+    name = next((metric for metric in BEST_BY if any(run.curves.get(metric) for run in report.runs)), None)
     if name is None:
-        return list(runs)
-    return [*_by_last_value(name, runs), *(run for run in runs if not run.curves.get(name))]
+        return list(report.runs)
+    return [*_by_last_value(name, report), *(run for run in report.runs if not run.curves.get(name))]
 
 
-def _by_last_value(name: str, runs: Sequence[RunReport]) -> list[RunReport]:
+def _by_last_value(name: str, report: Report) -> list[RunReport]:
     """Sort runs by the last value of a metric, the best first; runs without a value are left out."""
-    sign = 1 if name.endswith("loss") else -1
-    return sorted((run for run in runs if run.curves.get(name)), key=lambda run: sign * run.curves[name][-1][1])
+    sign = 1 if is_best_small(report.kept, name) else -1
+    runs = (run for run in report.runs if run.curves.get(name))
+    return sorted(runs, key=lambda run: sign * run.curves[name][-1][1])
 
 
-def _curves(name: str, runs: Sequence[RunReport], colours: Mapping[str, int]) -> str:
+def _curves(name: str, report: Report, colours: Mapping[str, int]) -> str:
     """Draw one metric of all runs: coloured runs, the best first in the legend; the others grey."""
-    best = _by_last_value(name, runs)
+    best = _by_last_value(name, report)
     # A coloured run is always drawn, whatever its place in this chart.
     drawn = sorted(best, key=lambda run: run.run_id not in colours)[:_MAX_LINES]
     lines = [Line(name=_label(run), points=run.curves[name], colour=colours.get(run.run_id)) for run in drawn]
-    title = name if len(runs) <= _MAX_LINES else f"{name}: {_MAX_LINES} of {len(runs)} runs"
+    title = name if len(best) <= _MAX_LINES else f"{name}: {_MAX_LINES} of {len(best)} runs"
     more = sum(line.colour is None for line in lines)
     return figure(title, line_chart(name, lines, x_label="step", y_label=""), legend(lines, more))
 
 
 def _colours(report: Report) -> Mapping[str, int]:
     """Return the colour of each run that has one: the same in all charts."""
-    runs = _best_first(report.runs)
+    runs = _best_first(report)
     if report.ranked_by is not None:
         name, is_small = report.ranked_by
         known = [run for run in report.runs if is_finite(run.metrics.get(name))]
