@@ -21,7 +21,7 @@ from hpc_trainer.launch.freeze import Grid, freeze_grid
 from hpc_trainer.launch.grids import Submitted, plan_grid, submit_grid
 from hpc_trainer.launch.hydra_app import freeze_app, read_app
 from hpc_trainer.launch.plan import SweepPlan
-from hpc_trainer.operate.cancel import cancel_runs
+from hpc_trainer.operate.control import cancel_runs
 from hpc_trainer.operate.find import check_one_each, configured_runs_dir, find_sweep, select
 from hpc_trainer.operate.formats import frame, has_pandas, html_text
 from hpc_trainer.operate.results import BestRun, ResultTable, result_table

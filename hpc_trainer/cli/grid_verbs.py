@@ -44,9 +44,8 @@ from hpc_trainer.launch.memory import Need, find_needs
 from hpc_trainer.launch.plan import known_of
 from hpc_trainer.launch.stages import Chain, freeze_chain, plan_chain, submit_chain
 from hpc_trainer.launch.submit import Outcome, array_script_of
-from hpc_trainer.operate.cancel import cancelled_with_sweep
+from hpc_trainer.operate.control import cancelled_with_sweep, release_runs
 from hpc_trainer.operate.find import configured_runs_dir, elsewhere_too, select
-from hpc_trainer.operate.hold import release_runs
 from hpc_trainer.operate.why import explain
 from hpc_trainer.record.layout import SweepPaths, sweep_folder
 from hpc_trainer.record.processes import is_alive, pid_of

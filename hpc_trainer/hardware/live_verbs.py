@@ -47,7 +47,7 @@ from hpc_trainer.hardware.rank_probe import clock_against_server, filesystem_of
 from hpc_trainer.hardware.site_files import Proposal, Written, write_files
 from hpc_trainer.launch.freeze import Grid
 from hpc_trainer.launch.grids import submit_grid
-from hpc_trainer.operate.cancel import cancel_runs
+from hpc_trainer.operate.control import cancel_runs
 from hpc_trainer.record.measured import write_measured
 from hpc_trainer.record.status import read_status
 from hpc_trainer.slurm.inventory import read_inventory

@@ -256,11 +256,6 @@ def runs_where(status: SweepStatus, run_ids: Sequence[str], condition: Where) ->
     return [run_id for run_id in run_ids if run_id in chosen]
 
 
-def result_rows(status: SweepStatus, *, typed: bool = False) -> list[dict[str, Any]]:
-    """Return a flat dict for each run, as `result_table` without best values."""
-    return list(result_table(status, typed=typed).rows)
-
-
 def _outcome(
     status: SweepStatus, run: RunStatus, metrics: Mapping[str, Any], step: int | None, columns: Mapping[str, str], *,
     best: CheckpointConfig | None,

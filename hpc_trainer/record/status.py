@@ -208,8 +208,8 @@ def status_of(
     newest = folder.newest
     failure: Mapping[str, Any] = {}
     if ended_before_it_began(folder, state):
-        setup = ((), 0) if spec.is_lost else setup_of(spec.config["cluster"])
-        failure = words_before_the_worker(folder, *setup, FaultsOf(spec.run_id, faults))
+        setup, num_of_environment = ((), 0) if spec.is_lost else setup_of(spec.config["cluster"])
+        failure = words_before_the_worker(folder, setup, num_of_environment, FaultsOf(spec.run_id, faults))
     elif state is RunState.FAILED and newest is not None:
         # Written by the first rank that failed: rank 0 may have been killed before it could record the failure.
         failure = read_failure(folder.paths.failure(newest.attempt), FaultsOf(spec.run_id, faults))
