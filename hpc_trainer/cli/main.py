@@ -534,6 +534,8 @@ def _main() -> None:
             print(as_typed(_NO_ROOM), file=sys.stderr)
         if isinstance(error, PermissionError) and error.filename is not None:
             print(_closed_words(Path(os.fsdecode(error.filename)).absolute()), file=sys.stderr)
+        if isinstance(error, FileNotFoundError) and error.filename is None:  # as os.getcwd raises it
+            print("The current folder was removed. Go to another one, as by cd ~", file=sys.stderr)
         sys.exit(1)
     except Exception:  # a bug of hpc-trainer; its message may hold any text
         traceback.print_exc()
