@@ -508,7 +508,7 @@ def root(
 def main() -> None:
     """Run the command line; an error becomes one clear message and an exit code (0 success, 2 usage, 1 otherwise)."""
     # The objects of 10,000 runs live to the end: searching them for garbage again and again took a sixth of submit.
-    gc.set_threshold(100_000)
+    gc.set_threshold(500_000)
     allow_any_encoding()
     with visible_output():
         _main()

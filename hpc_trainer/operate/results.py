@@ -252,7 +252,8 @@ def runs_where(status: SweepStatus, run_ids: Sequence[str], condition: Where) ->
     Raises:
         ConfigError: the condition names a column that the table does not have.
     """
-    chosen = {row["run_id"] for row in result_table(status, typed=True, best=True).where(condition).rows}
+    table = result_table(status, best=needs_best(condition.names)).where(condition)
+    chosen = {row["run_id"] for row in table.rows}
     return [run_id for run_id in run_ids if run_id in chosen]
 
 
