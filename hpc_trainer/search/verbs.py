@@ -73,13 +73,13 @@ def best(
     if not paths.exists:
         raise RunStateError(f"there is no sweep {paths.name}. {OTHER_FOLDER}")
     search, trials = read_view(paths)
-    found, value, rung = best_trial(search, trials), None, None
-    if found is not None:
-        value = found.value
+    trial, value, rung = best_trial(search, trials), None, None
+    if trial is not None:
+        value = trial.value
     elif (paused := best_paused(search, trials)) is not None:
-        found, rung = paused
-        value = found.at_rungs[rung]
-    if found is None or value is None:
+        trial, rung = paused
+        value = trial.at_rungs[rung]
+    if trial is None or value is None:
         raise RunStateError(
             f"no trial of {paths.name} has a value of {search.settings.metric} yet. "
             f"Read: hpc-trainer status {paths.name}"
@@ -87,18 +87,18 @@ def best(
     kept = [word for word in search.words if not word.startswith(("sweep_name=", "seed="))]
     params = [
         f"{key}={value if key in search.bases[0].choices else override_of(value)}"
-        for key, value in found.params.items()
+        for key, value in trial.params.items()
     ]
-    words = [*kept, *params, f"sweep_name={paths.name}_best", "seed=0,1,2"]
-    command = f"hpc-trainer submit {shlex.join(words)}"
+    overrides = [*kept, *params, f"sweep_name={paths.name}_best", "seed=0,1,2"]
+    command = f"hpc-trainer submit {shlex.join(overrides)}"
     if as_json:
         print_json({
-            "sweep": paths.name, "run_id": found.run_id, "trial": found.number, "metric": search.settings.metric,
-            "value": value, "rung": rung, "params": dict(found.params), "again": words,
+            "sweep": paths.name, "run_id": trial.run_id, "trial": trial.number, "metric": search.settings.metric,
+            "value": value, "rung": rung, "params": dict(trial.params), "again": overrides,
         })  # fmt: skip
         return
     at = "" if rung is None else f" at step {rung}; no trial is complete"
-    say(f"{found.run_id} (trial {found.number}): {search.settings.metric} {value:.6g}{at}")
-    for key, param in found.params.items():
+    say(f"{trial.run_id} (trial {trial.number}): {search.settings.metric} {value:.6g}{at}")
+    for key, param in trial.params.items():
         say(f"  {key} = {text_of(param)}")
     print(as_typed(f"With other seeds: {command}"))

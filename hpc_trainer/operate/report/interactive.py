@@ -180,8 +180,8 @@ def _page_data(sweeps: Sequence[ReportedSweep], numbers: _Numbers) -> dict[str, 
     _add_telemetry(sweeps, runs, places, numbers)
     metric = next((name for name in (*BEST_BY, *metrics) if name in metrics), None)
     is_up = metric is not None and small_is_better(metric)
-    known = [(run["cells"][metric], place) for place, run in enumerate(runs) if is_finite(run["cells"].get(metric))]
-    best = None if not known else min(known, key=lambda pair: pair[0] if is_up else -pair[0])[1]
+    values = [(run["cells"][metric], place) for place, run in enumerate(runs) if is_finite(run["cells"].get(metric))]
+    best = None if not values else min(values, key=lambda pair: pair[0] if is_up else -pair[0])[1]
     explained = [_failures(number, sweep.status, places) for number, sweep in enumerate(sweeps)]
     return {
         "sweeps": described, "runs": runs, "axes": axes, "columns": _columns(runs, tables, axes, metrics),
@@ -421,7 +421,7 @@ def _importance(tables: Sequence[ResultTable]) -> Mapping[str, Any]:
         answered = ask("hpc_trainer.worker.importance", "importance", {"metrics": asked})
     except (HpcTrainerError, OSError) as error:
         return {"importance": {}, "importance_note": f"not known: {error}"}
-    found = {
+    importance = {
         metric: sorted(
             ({"axis": axis, "share": share, "std": std} for axis, (share, std) in zip(varied, pairs, strict=True)),
             key=lambda one: -float(one["share"]),
@@ -429,4 +429,4 @@ def _importance(tables: Sequence[ResultTable]) -> Mapping[str, Any]:
         for metric, pairs in answered.items()
     }
     note = "A random forest's decisions by axis, over complete runs; bars show how far its trees differ."
-    return {"importance": found, "importance_note": note}
+    return {"importance": importance, "importance_note": note}
