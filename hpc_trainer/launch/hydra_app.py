@@ -261,9 +261,9 @@ def _spec_of(app: HydraApp, point: AppPoint, base: RunSpec) -> RunSpec:
 
 def _telling_first(point: AppPoint) -> list[str]:
     """Return the overrides of a point, the sweeper's first: names are cut, and the other overrides are shared."""
-    words = [word for word in point.words if not word.startswith("~")]
-    keys = {word: word.lstrip("+").partition("=")[0].partition("@")[0].replace("/", ".") for word in words}
-    return sorted(words, key=lambda word: keys[word] not in point.axes)
+    overrides = [word for word in point.words if not word.startswith("~")]
+    keys = {word: word.lstrip("+").partition("=")[0].partition("@")[0].replace("/", ".") for word in overrides}
+    return sorted(overrides, key=lambda word: keys[word] not in point.axes)
 
 
 def _short(word: str) -> str:

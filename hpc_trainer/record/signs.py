@@ -413,7 +413,7 @@ SIGNS = (
         "crash",
         r"(Segmentation fault|Bus error|Illegal instruction|Aborted|ended with SIG(?:SEGV|BUS|ILL|FPE|ABRT)"
         r"|double free or corruption|terminate called after throwing)",
-        "a library of its own language crashed ({found})",
+        "a compiled library crashed ({found})",
         "hpc-trainer logs {run} --all-ranks shows what came before; `Illegal instruction`: built for another "
         "processor; `Bus error`: /dev/shm may be full (fewer data workers)",
     ),
@@ -483,8 +483,8 @@ def _telling(lines: Sequence[str]) -> list[str]:
     else:
         first = 0
     has_frames = bool(begins)
-    told = [line for line in lines[first:] if not (has_frames and line[:2] == "  ")]
-    return [line for line in told if not _WARNING.search(line)]
+    lines_left = [line for line in lines[first:] if not (has_frames and line[:2] == "  ")]
+    return [line for line in lines_left if not _WARNING.search(line)]
 
 
 def found_in(lines: Sequence[str], line: str) -> Iterator[int]:

@@ -70,8 +70,8 @@ class SearchKind:
             return
         if not as_json:
             slots, per_node = slots_of(defined.search)
-            told = f"{slots} slot(s)" + (f" with {per_node} places each" if per_node > 1 else "")
-            say(f"Search {name}: {settings.trials} trials, drawn as trials end, by {told} of job {job_id}.")
+            slots_text = f"{slots} slot(s)" + (f" with {per_node} places each" if per_node > 1 else "")
+            say(f"Search {name}: {settings.trials} trials, drawn as trials end, by {slots_text} of job {job_id}.")
         if wait:
             _wait(defined, job_id, as_json=as_json)
         elif not as_json:

@@ -113,9 +113,9 @@ def _earlier(search: Search, sweep: SweepPaths) -> tuple[Told, ...]:
     made: list[Told] = []
     for trial, value in zip(trials, values, strict=True):
         fixed = dict(leaves(reader.spec(trial.number).config))
-        had = {each.key: trial.params.get(each.key, fixed.get(each.name)) for each in search.space}
+        had = {dimension.key: trial.params.get(dimension.key, fixed.get(dimension.name)) for dimension in search.space}
         params, rungs = active(search.space, had), finite(trial.at_rungs)
-        is_inside = all(each.holds(params[each.key]) for each in search.space if each.key in params)
+        is_inside = all(dimension.holds(params[dimension.key]) for dimension in search.space if dimension.key in params)
         if is_inside and (value is not None or rungs):
             made.append(Told(params=params, value=value, at_rungs=rungs))
     if not made:
@@ -170,8 +170,11 @@ def _blocks(space: Sequence[Dimension], groups: set[str]) -> Iterator[str]:
 
 def _sample_at(place: int, space: Sequence[Dimension], choices: Params) -> dict[str, Value]:
     """Return the first, middle or last values of the axes, without those whose conditions do not hold."""
-    sample = active(space, {each.key: choices.get(each.key, each.ends[place]) for each in space})
-    return {**{each.key: None for each in space if _is_null_without(each) and each.key not in sample}, **sample}
+    sample = active(space, {dimension.key: choices.get(dimension.key, dimension.ends[place]) for dimension in space})
+    return {
+        **{dimension.key: None for dimension in space if _is_null_without(dimension) and dimension.key not in sample},
+        **sample,
+    }
 
 
 def _is_null_without(dimension: Dimension) -> bool:
@@ -200,7 +203,9 @@ def _check_samples(base: Base, samples: Sequence[RunSpec], space: Sequence[Dimen
     made = Search(settings=SearchConfig(), space=tuple(space), bases=(base,), words=())
     digests = {spec.digest: spec for spec in samples}
     for place in range(3):
-        params = active(space, {each.key: base.choices.get(each.key, each.ends[place]) for each in space})
+        params = active(
+            space, {dimension.key: base.choices.get(dimension.key, dimension.ends[place]) for dimension in space}
+        )
         ours = made.spec_of(params, [])
         if ours.digest in digests:
             continue
@@ -326,16 +331,16 @@ def _rung_problems(search: Search, config: TrainConfig) -> Iterator[str]:
 
 def find_change(old: Search, new: Search) -> str | None:
     """Return how a search differs from the one in its folder, beyond more trials and slots; None if it does not."""
-    told = []
+    differences = []
     space = difference(old.space, new.space)
     if space is not None:
-        told.append(f"the space ({space})")
+        differences.append(f"the space ({space})")
     before, now = ({field.name: getattr(search.settings, field.name) for field in dataclasses.fields(SearchConfig)}
                    for search in (old, new))  # fmt: skip
     changed_keys = [key for key in before if key not in ("trials", "parallel", "when") and before[key] != now[key]]
-    told += [f"search.{key} ({_shown(before[key])} before, {_shown(now[key])} now)" for key in changed_keys]
+    differences += [f"search.{key} ({_shown(before[key])} before, {_shown(now[key])} now)" for key in changed_keys]
     if now["trials"] < before["trials"]:
-        told.append(f"search.trials ({before['trials']} before, {now['trials']} now: it can only grow)")
+        differences.append(f"search.trials ({before['trials']} before, {now['trials']} now: it can only grow)")
     bases = [{tuple(base.choices.items()): base.spec for base in search.bases} for search in (old, new)]
     if space is None and bases[0].keys() == bases[1].keys():
         pairs = ((bases[0][key], bases[1][key]) for key in bases[0])
@@ -343,8 +348,8 @@ def find_change(old: Search, new: Search) -> str | None:
         if changed is not None:
             was, is_now = (dict(leaves(spec.config, without=PASSED_OVER)) for spec in changed)
             keys = [key for key in is_now if was.get(key, ...) != is_now[key]]
-            told.append(", ".join(f"{key} ({was.get(key)} before, {is_now[key]} now)" for key in keys[:4]))
-    return "; ".join(told) or None
+            differences.append(", ".join(f"{key} ({was.get(key)} before, {is_now[key]} now)" for key in keys[:4]))
+    return "; ".join(differences) or None
 
 
 def _shown(value: object) -> object:

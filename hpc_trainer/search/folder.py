@@ -277,11 +277,11 @@ def read_trial(run: RunPaths, spec: RunSpec, more: Mapping[str, Any], metric: st
     records = read_metrics(run.metrics) if rungs and attempts else []
     at_rungs = _at_rungs(records, rungs, metric)
     if DONE in names:
-        told = read_result(Path(run.result), faults).get("metrics") or {}
-        value = _number(told[metric]) if metric in told else None
+        metrics = read_result(Path(run.result), faults).get("metrics") or {}
+        value = _number(metrics[metric]) if metric in metrics else None
         return dataclasses.replace(
             made, state=RunState.COMPLETED, value=value, at_rungs=at_rungs,
-            metrics=tuple(told), until=None,
+            metrics=tuple(metrics), until=None,
         )  # fmt: skip
     if newest is not None and newest.has_ended and newest.state is not None and newest.state.has_failed:
         return dataclasses.replace(made, state=RunState.FAILED, at_rungs=at_rungs)
