@@ -75,7 +75,7 @@ def folder_findings(runs_dir: Path, purge_days: int | None) -> Iterator[Finding]
 
 
 def _probe(runs_dir: Path, purge_days: int | None) -> tuple[list[dict[str, Any]], str | None]:
-    """Return the probe's steps, and what it was doing when it went silent; None if it came to its end.
+    """Return the probe's steps, and the step during which it went silent; None if it finished.
 
     A probe that only waits for a processor is given time; one that sleeps in a call of the file system is killed.
     """
@@ -169,7 +169,7 @@ def _writable(runs_dir: Path, facts: Mapping[str, Mapping[str, Any]]) -> Finding
 
 def _trusted(trust: Mapping[str, Any]) -> Finding:
     if trust["problem"] is None:
-        return ok("permissions", "nobody else can replace your sweeps")
+        return ok("permissions", "no other user can replace your sweeps")
     return broken(
         "permissions", str(trust["problem"]),
         why="specs and code in the folder run as you, so hpc-trainer refuses such a folder",
@@ -280,7 +280,7 @@ _LOCKS = "hpc_trainer takes no locks there; SQLite, filelock, the caches of Hugg
 
 
 def _promises(promises: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
-    """Yield what the file system does not keep; a refused `link` does no harm if `O_EXCL` can take its place."""
+    """Yield a finding for each promise that the file system breaks; a refused `link` does no harm if `O_EXCL` works."""
     # Where nothing can be written, nothing was tried: other lines name the full disk.
     promises = {name: step for name, step in promises.items() if step["detail"] not in ("ENOSPC", "EDQUOT")}
     failed = {name: step for name, step in promises.items() if step["result"] != "kept"}
@@ -309,7 +309,7 @@ def _purge(sweep: Mapping[str, Any]) -> Finding:
     return report(
         "purge", f"the site may delete {sweep['path']} {when} (unused for {sweep['unused_days']:.0f} of "
         f"{sweep['purge_days']} days), and {sweep['unfinished']} runs of sweep {sweep['sweep']} are not done",
-        why="without its specs, code and checkpoints a run cannot go on",
-        fix=f"let the runs go on (hpc-trainer retry {sweep['sweep']}), or copy the sweep's folder to storage that is "
+        why="without its specs, code and checkpoints a run cannot continue",
+        fix=f"continue the runs (hpc-trainer retry {sweep['sweep']}), or copy the sweep's folder to storage that is "
         "not purged",
     )  # fmt: skip

@@ -305,7 +305,7 @@ _PROMISES: dict[str, Callable[[Path], str | None]] = {
 
 
 def _purged_next(folder: Path, purge_days: int | None) -> Iterator[dict[str, Any]]:
-    """Yield, of each sweep with unfinished runs, the file that nobody has used for longest."""
+    """Yield, for each sweep with unfinished runs, the file that was unused for the longest time."""
     from hpc_trainer.operate.find import list_sweeps
     from hpc_trainer.record.status import known_by_files
 

@@ -68,7 +68,7 @@ def _settings() -> Iterator[Finding]:
 
 _WHY = {
     "hydra-core": "before 1.3.6 a configuration can run any code, and 1.4 changes how launchers are called",
-    "omegaconf": "with omegaconf 2.4 pip falls back to hydra-core 1.3.0 of 2022 without a word",
+    "omegaconf": "with omegaconf 2.4 pip falls back to hydra-core 1.3.0 of 2022 without a warning",
     "torch": "checkpoints and parallelism use what older releases lack",
 }
 _IMPOSTORS = {

@@ -119,8 +119,7 @@ def _record(finding: Finding) -> dict[str, str]:
 
 
 def _print(report: Report) -> None:
-    from hpc_trainer.cli.common import say
-    from hpc_trainer.cli.terminal import as_typed
+    from hpc_trainer.cli.common import as_typed, say
     from hpc_trainer.doctor.findings import Status
 
     colours = {Status.ok: "green", Status.warning: "yellow", Status.broken: "red"}

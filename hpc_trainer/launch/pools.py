@@ -82,7 +82,7 @@ def slot_shape(shape: Shape, per_node: int) -> Shape:
 
 
 def _impossible(specs: Iterable[RunSpec]) -> Iterable[str]:
-    """Yield what a pool cannot run at all, with the nearest that it can."""
+    """Yield the problem with the first run that no pool can run, and the nearest legal choice."""
     for spec in specs:
         if spec.shape.num_nodes > 1:
             ranks = spec.shape.world_size

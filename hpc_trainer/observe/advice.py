@@ -149,7 +149,7 @@ def advise_runs(status: SweepStatus, run_ids: Sequence[str]) -> tuple[list[Advis
 
 
 def _faults_of(facts: Facts) -> list[str]:
-    """Return what `hardware check --run` found wrong with the run's hardware, but for a missing internet."""
+    """Return the faults that `hardware check --run` found on the run's hardware, except missing internet."""
     figures = facts.measured
     if figures is None:
         return []

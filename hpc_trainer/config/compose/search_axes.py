@@ -44,7 +44,7 @@ class SearchAxis:
 
 
 def split_axes(overrides: Sequence[str], config_dirs: Sequence[Path] = ()) -> tuple[list[str], list[SearchAxis]]:
-    """Return the overrides with one value, and the axes; of a key that stands twice, the last override counts.
+    """Return the overrides with one value, and the axes; if a key is given twice, the last override counts.
 
     Raises:
         ConfigError: an override does not parse, or an axis has no bounds or no values to draw from.
@@ -61,7 +61,7 @@ def conditions_of(overrides: Sequence[str]) -> list[str]:
     """Return the items of the last `search.when=[...]` among the overrides; [] if there is none.
 
     Raises:
-        ConfigError: it is no list of texts.
+        ConfigError: the value is not a list of texts.
     """
     lines = [line for line in overrides if line.partition("=")[0] == WHEN]
     if not lines:
@@ -116,7 +116,7 @@ def _axis(override: Override, composer: Composer) -> SearchAxis:
 def _check_tags(pattern: Any, line: str) -> None:
     unknown = sorted(pattern.tags - {"log"})
     if unknown:
-        raise ConfigError(f"{line}: the tag of an axis is log, and {unknown[0]} is none.")
+        raise ConfigError(f"{line}: an axis has only the tag log, not {unknown[0]}.")
 
 
 def _value(item: Any, line: str) -> Any:

@@ -112,7 +112,7 @@ def test_a_foreign_plugin_of_hydra_is_named_and_not_run(plant: Callable[..., Pat
         ("pynvml", "11.5.3", Status.warning, "nvidia-ml-py"),
         ("hydra-core", "1.4.0rc3", Status.broken, "<1.4"),
         ("hydra-core", "1.3.0", Status.broken, ">=1.3.6"),
-        ("omegaconf", "2.4.0", Status.broken, "without a word"),
+        ("omegaconf", "2.4.0", Status.broken, "without a warning"),
     ],
 )
 def test_a_wrong_package_is_named(
