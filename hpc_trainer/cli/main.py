@@ -1,4 +1,4 @@
-"""The command line `hpc-trainer`: its verbs with their options, and what an error becomes.
+"""The command line `hpc-trainer`: its verbs with their options, and the message and exit code of an error.
 
 Each verb imports what it needs when it runs, so that `--help` and completion stay fast. The hook `verbs` adds the verbs
 of domains (hpc_trainer/domains.py).
@@ -20,6 +20,7 @@ from typing import Annotated
 
 import typer
 
+from hpc_trainer.cli.common import allow_any_encoding, as_typed, visible_output
 from hpc_trainer.cli.options import (
     App,
     Chosen,
@@ -47,13 +48,12 @@ from hpc_trainer.cli.options import (
     renamed,
     words_of,
 )
-from hpc_trainer.cli.terminal import allow_any_encoding, as_typed, visible_output
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError
 
 app = typer.Typer(
     name="hpc-trainer",
-    help="Submit grids of training runs to Slurm, or to this machine; they come back by themselves.",
+    help="Submit grids of training runs to Slurm, or to this machine; interrupted runs resume by themselves.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -317,7 +317,7 @@ def why(
     sweep: SweepOption = None,
     page: Annotated[
         Path | None,
-        typer.Option("--html", metavar="FILE", help="Write all that is known of one run as one HTML page."),
+        typer.Option("--html", metavar="FILE", help="Write everything known about one run as one HTML page."),
     ] = None,
     runs_dir: RunsDir = None,
     as_json: Json = False,
@@ -334,7 +334,7 @@ def results(
     group_by: Annotated[
         list[str] | None,
         typer.Option(
-            "--group-by", metavar="AXIS", help="Mean ± std over runs that differ in nothing but these, as seed."
+            "--group-by", metavar="AXIS", help="Mean ± std over runs that differ only in these keys, such as seed."
         ),
     ] = None,
     where: WhereOption = None,
@@ -497,7 +497,7 @@ for verbs in contributions("verbs"):
 def root(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
-    """Submit grids of training runs to Slurm, or to this machine; they come back by themselves."""
+    """Submit grids of training runs to Slurm, or to this machine; interrupted runs resume by themselves."""
     if version:
         from hpc_trainer import __version__
 
@@ -508,7 +508,7 @@ def root(
 def main() -> None:
     """Run the command line; an error becomes one clear message and an exit code (0 success, 2 usage, 1 otherwise)."""
     # The objects of 10,000 runs live to the end: searching them for garbage again and again took a sixth of submit.
-    gc.set_threshold(100_000)
+    gc.set_threshold(500_000)
     allow_any_encoding()
     with visible_output():
         _main()
@@ -534,6 +534,8 @@ def _main() -> None:
             print(as_typed(_NO_ROOM), file=sys.stderr)
         if isinstance(error, PermissionError) and error.filename is not None:
             print(_closed_words(Path(os.fsdecode(error.filename)).absolute()), file=sys.stderr)
+        if isinstance(error, FileNotFoundError) and error.filename is None:  # as os.getcwd raises it
+            print("The current folder was removed. Go to another one, as by cd ~", file=sys.stderr)
         sys.exit(1)
     except Exception:  # a bug of hpc-trainer; its message may hold any text
         traceback.print_exc()

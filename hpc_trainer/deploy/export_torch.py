@@ -343,7 +343,7 @@ def compare(
         options: the options of `export` that make the file, for messages.
 
     Raises:
-        ConfigError: the difference is larger, the shapes differ, or an output is no number.
+        ConfigError: the difference is larger, the shapes differ, or an output is not finite.
     """
     pairs = [(file(batch), model(batch)) for batch in (inputs, inputs[:1])]
     for output, wanted in pairs:

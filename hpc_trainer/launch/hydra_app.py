@@ -92,7 +92,7 @@ def start_of(app: str) -> tuple[str, ...]:
 
 
 def split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return Hydra's options for the location of the configuration, and all other words except those for a multirun.
+    """Return Hydra's options for the place of the configuration, and all other arguments except those for a multirun.
 
     Hydra's command line takes options before or after the overrides, not among them.
     """
@@ -118,7 +118,9 @@ def split_app(text: str) -> tuple[str, list[str], list[str]]:
     try:
         app, *words = shlex.split(text)
     except ValueError as error:
-        raise ConfigError(f"--app takes a Hydra app and its words, as --app train.py lr=1e-3,1e-2: {error}") from error
+        raise ConfigError(
+            f"--app takes a Hydra app and its overrides, such as --app train.py lr=1e-3,1e-2: {error}"
+        ) from error
     flags, words = split_flags(words)
     option = next((word for word in words if word.startswith("-")), None)
     if option is not None:
@@ -130,7 +132,7 @@ def split_app(text: str) -> tuple[str, list[str], list[str]]:
 
 
 def read_app(text: str) -> HydraApp:
-    """Return the points that the app's own Hydra makes of the words after `--app`. Runs the app up to its sweeper.
+    """Return the points that the app's own Hydra makes of the arguments after `--app`. Runs the app up to its sweeper.
 
     Raises:
         ConfigError: the app's configuration does not compose, or the program is not a Hydra app.
@@ -145,7 +147,7 @@ def read_app(text: str) -> HydraApp:
 
 
 def _ask(app: str, flags: Sequence[str], words: Sequence[str]) -> HydraApp | str:
-    """Return the result of the app's own Hydra for these words, or its error message."""
+    """Return the points that the app's own Hydra makes of these options and overrides, or its error message."""
     start = start_of(app)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "points.json")
@@ -199,7 +201,7 @@ def _section_text(key: str, value: Any) -> str:
 def _explained(app: str, flags: Sequence[str], words: Sequence[str], said: str) -> str:
     """Return the error of an app that wrote no points: Hydra's own message, and the key nearest to an unknown one."""
     if not said:
-        return "is no Hydra app: it ended without a look at its words. Use --command for any program."
+        return "is not a Hydra app: it ended without reading its overrides. Use --command for any program."
     # Keep only the error of a traceback (an app's own, or with HYDRA_FULL_ERROR); it may have several lines.
     error = _OF_HYDRA.sub("", _ERROR.split(said)[-1])
     lines = [line.strip() for line in error.splitlines() if line.strip() and not line.strip().startswith(_NO_HELP)]
@@ -309,9 +311,9 @@ def _spec_of(app: HydraApp, point: AppPoint, base: RunSpec) -> RunSpec:
 
 def _telling_first(point: AppPoint) -> list[str]:
     """Return the overrides of a point, the sweeper's first: names are cut, and the other overrides are shared."""
-    words = [word for word in point.words if not word.startswith("~")]
-    keys = {word: word.lstrip("+").partition("=")[0].partition("@")[0].replace("/", ".") for word in words}
-    return sorted(words, key=lambda word: keys[word] not in point.axes)
+    overrides = [word for word in point.words if not word.startswith("~")]
+    keys = {word: word.lstrip("+").partition("=")[0].partition("@")[0].replace("/", ".") for word in overrides}
+    return sorted(overrides, key=lambda word: keys[word] not in point.axes)
 
 
 def _short(word: str) -> str:
@@ -322,5 +324,5 @@ def _short(word: str) -> str:
 
 
 def _as_command(words: Sequence[str]) -> str:
-    """Return `train.command` for these words, with braces escaped so that none is a placeholder."""
+    """Return `train.command` for these arguments, with braces escaped so that none is a placeholder."""
     return shlex.join(words).replace("{", "{{").replace("}", "}}")

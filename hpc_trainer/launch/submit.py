@@ -147,7 +147,7 @@ def submit_plan(
         command_line: the user's command, for sweep.json; None leaves that file alone (the user did not give the grid).
         code: the code of `plan.code`, to be stored; None if it is stored already, or nothing is frozen.
         lock: renewed before each sbatch, so that a long submission does not look dead.
-        skip_refused: record runs that Slurm refuses for good, and go on with the others, instead of raising.
+        skip_refused: record runs that Slurm refuses for good, and submit the others, instead of raising.
 
     Raises:
         ConfigError: the plan has problems; nothing was written.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -17,6 +18,7 @@ from hpc_trainer.errors import ConfigError, valid
 from hpc_trainer.operate.where import Where
 from hpc_trainer.record.ledger import Kind
 from hpc_trainer.record.metrics import best_in
+from hpc_trainer.record.reading import is_number
 from hpc_trainer.record.spec import find_axes, typed_axes
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import (
@@ -136,7 +138,7 @@ class ResultTable:
         return dataclasses.replace(self, chosen=list(dict.fromkeys(chosen)))
 
     def means_over(self, axes: Sequence[str]) -> ResultTable:
-        """Return a row for each group of runs that differ in nothing but these axes.
+        """Return a row for each group of runs that differ only in these axes.
 
         A row has the mean of each metric over the group's complete runs, its standard deviation (over n - 1) if at
         least two runs have it, `n`, the number of complete runs, `runs`, the number of all, and the sums of the costs
@@ -162,10 +164,9 @@ class ResultTable:
         complete = [row for row in group if row["state"] == RunState.COMPLETED.value]
         means: dict[str, Any] = {}
         for column in (name for metric in self.metrics for name in (metric, f"{metric}{BEST}")):
-            values = [float(row[column]) for row in complete if _is_figure(row.get(column))]
+            values = [float(row[column]) for row in complete if is_number(row.get(column))]
             if values:
-                means[column] = math.fsum(values) / len(values)
-                means[f"{column}{STD}"] = statistics.stdev(values) if len(values) > 1 and _is_finite(values) else None
+                means[column], means[f"{column}{STD}"] = _mean_and_deviation(values)
         known = [cost for cost in self.costs if any(row.get(cost) is not None for row in group)]
         costs = {cost: round(math.fsum(row.get(cost) or 0.0 for row in group), 6) for cost in known}
         first = group[0]
@@ -178,20 +179,23 @@ class ResultTable:
         }  # fmt: skip
 
 
+def _mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
+    """Return the mean, and the standard deviation over n - 1; None for one value, and for values that are not finite.
+
+    Runs diverge: an exact sum of infinities of both signs, or of values near the largest float, is an error.
+    """
+    with contextlib.suppress(OverflowError):
+        if all(map(math.isfinite, values)):
+            return math.fsum(values) / len(values), statistics.stdev(values) if len(values) > 1 else None
+    return sum(values) / len(values), None
+
+
 def as_value(text: str) -> Any:
     """Return the number or the truth value that a text stands for; other texts unchanged."""
     if text in ("true", "false"):
         return text == "true"
     number = _number(text)
     return text if number is None else number
-
-
-def _is_figure(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _is_finite(values: Sequence[float]) -> bool:
-    return all(map(math.isfinite, values))
 
 
 def result_table(status: SweepStatus, *, typed: bool = False, best: bool = False) -> ResultTable:
@@ -209,8 +213,8 @@ def result_table(status: SweepStatus, *, typed: bool = False, best: bool = False
     axes = find_axes([run.spec for run in runs])
     contributed: Sequence[Columns] = contributions("result_columns")
     names = list(dict.fromkeys(axis for row in axes.values() for axis in row))
-    found = {run.run_id: newest_metrics(status, run) for run in runs}
-    logged = dict.fromkeys(name for metrics, _ in found.values() for name in metrics)
+    newest = {run.run_id: newest_metrics(status, run) for run in runs}
+    logged = dict.fromkeys(name for metrics, _ in newest.values() for name in metrics)
     taken = _OURS.union(*(columns.names for columns in contributed), names)
     taken |= {f"{name}{end}" for name in logged for end in (BEST, BEST_STEP, STD)}
     columns = {name: f"{TOLD}{name}" if name in taken else name for name in logged}
@@ -225,7 +229,7 @@ def result_table(status: SweepStatus, *, typed: bool = False, best: bool = False
             "run_id": run.run_id,
             **axes[run.run_id],
             **({"code": (codes.get(run.run_id) or "")[:12] or None} if varies else {}),
-            **_outcome(status, run, *found[run.run_id], columns, best=kept if best else None),
+            **_outcome(status, run, *newest[run.run_id], columns, best=kept if best else None),
             **_cost(status, run, times.get(run.run_id, ()), contributed, known_by),
         }
         for run in runs
@@ -248,13 +252,9 @@ def runs_where(status: SweepStatus, run_ids: Sequence[str], condition: Where) ->
     Raises:
         ConfigError: the condition names a column that the table does not have.
     """
-    chosen = {row["run_id"] for row in result_table(status, typed=True, best=True).where(condition).rows}
+    table = result_table(status, best=needs_best(condition.names)).where(condition)
+    chosen = {row["run_id"] for row in table.rows}
     return [run_id for run_id in run_ids if run_id in chosen]
-
-
-def result_rows(status: SweepStatus, *, typed: bool = False) -> list[dict[str, Any]]:
-    """Return a flat dict for each run, as `result_table` without best values."""
-    return list(result_table(status, typed=typed).rows)
 
 
 def _outcome(
@@ -274,7 +274,7 @@ def _outcome(
 def _best_values(
     status: SweepStatus, run: RunStatus, names: Sequence[str], how: CheckpointConfig
 ) -> Mapping[str, tuple[float, int]]:
-    """Return name -> (best value, its step), from the run's summary if metrics.jsonl is as it was then."""
+    """Return name -> (best value, its step), from the run's summary if metrics.jsonl has not changed since."""
     paths = status.sweep.run(run.run_id)
     is_small = functools.partial(is_best_small, how)
     is_usual = all(is_small(name) == small_is_better(name) for name in names)  # else kept values are the other ends

@@ -262,7 +262,7 @@ def claim_spec(paths: SweepPaths, number: int, spec: RunSpec, more: Mapping[str,
         paths: the sweep.
         number: the trial's number, ≥ 0.
         spec: the run.
-        more: what else is kept of the draw, in values that JSON can hold.
+        more: further facts of the draw, in values that JSON can hold.
     """
     make_folder(paths.drawn)
     line = _line(spec, {})
@@ -278,7 +278,7 @@ def drawn_names(paths: SweepPaths, faults: Faults) -> list[str]:
 
 
 def read_drawn(path: Path, faults: Faults | None = None) -> tuple[RunSpec, dict[str, Any]] | None:
-    """Return a drawn run, and what else is kept of its draw; None, with a fault, if the file cannot be read.
+    """Return a drawn run, and the further facts of its draw; None, with a fault, if the file cannot be read.
 
     Raises:
         UntrustedFileError: others may have changed the file.
@@ -367,7 +367,8 @@ def _quickly(path: Path, line: Line, shapes: dict[bytes, Shape]) -> RunSpec | No
         return RunSpec(
             run_id=record["run_id"], digest=record["digest"], axes=record["axes"],
             overrides=tuple(record["overrides"]), shape=shapes[text], hardware=record["hardware"],
-            num_steps=record["num_steps"], config=LateConfig(path, line.offset, len(data)), others=_others(record),
+            num_steps=record["num_steps"], config=LateConfig(path, line.offset, len(data)),
+            others=_others(record) if "others" in record else (),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError):
         return None

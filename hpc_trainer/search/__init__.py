@@ -1,10 +1,10 @@
 """Search: trials drawn from ranges of values, in place of the points of a grid, without a controller.
 
     space.py       dimensions of a search, and draws without a model
-    samplers.py    a draw, given what is known of earlier trials; Optuna's samplers
-    folder.py      search.json and the files of trials; what became of each
+    samplers.py    a draw, given the known earlier trials; Optuna's samplers
+    folder.py      search.json, the files of trials, and their outcomes
     next_run.py    choice of the next run: a promotion (ASHA, Hyperband) or a new trial
-    define.py      a search from its command line, with everything that is wrong with it
+    define.py      a search from its command line, with all of its problems
     pool_runs.py   part of a rank's job: the trials that a slot of a pool takes
     commands.py    `plan` and `submit` of a search, its lines in `status`; verbs.py has `best`
     report.py      charts of a search for `report`

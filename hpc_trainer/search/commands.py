@@ -1,4 +1,4 @@
-"""`plan` and `submit` of a search, and what `status` and `results` show of it."""
+"""`plan` and `submit` of a search, and its lines in `status` and `results`."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ class SearchKind:
             return
         if not as_json:
             slots, per_node = slots_of(defined.search)
-            told = f"{slots} slot(s)" + (f" with {per_node} places each" if per_node > 1 else "")
-            say(f"Search {name}: {settings.trials} trials, drawn as trials end, by {told} of job {job_id}.")
+            slots_text = f"{slots} slot(s)" + (f" with {per_node} places each" if per_node > 1 else "")
+            say(f"Search {name}: {settings.trials} trials, drawn as trials end, by {slots_text} of job {job_id}.")
         if wait:
             _wait(defined, job_id, as_json=as_json)
         elif not as_json:
@@ -112,7 +112,7 @@ def _problems(defined: Defined) -> list[str]:
 
 
 def _sample(defined: Defined) -> Grid:
-    """Return a grid of one run that stands for all trials."""
+    """Return a grid of one run, which has the shape and environment of all trials."""
     return dataclasses.replace(defined.grid, specs=(defined.search.bases[0].spec,))
 
 
@@ -434,7 +434,7 @@ _numbers_of: dict[int, tuple[SweepStatus, dict[str, int]]] = {}
 
 
 def _numbers(status: SweepStatus, run: RunStatus) -> dict[str, int]:
-    """Return the number of each trial by its run id, read once for a status; a fault of the file is told of `run`."""
+    """Return the number of each trial by its run id, read once for a status; a fault of the file is added to `run`."""
     kept = _numbers_of.get(id(status))
     if kept is None or kept[0] is not status:
         view = view_of(status.sweep) if is_there(status.sweep.search, faults=status.faults_of(run.run_id)) else None

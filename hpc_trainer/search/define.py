@@ -1,4 +1,4 @@
-"""A search from its command line: the space, the runs that trials are made from, and everything that is wrong with it.
+"""A search from its command line: the space, the runs that trials are made from, and all problems.
 
 Trials are frozen at submit: a slot composes no files, it sets the drawn values in a frozen run. The ends and the middle
 of all axes are composed here by Hydra, to check the configurations, and to see that a drawn value changes one key only.
@@ -117,7 +117,7 @@ def _finished(
 def _earlier(search: Search, sweep: SweepPaths) -> tuple[Told, ...]:
     """Return the trials of the search `search.from_sweep` that fit into this search's space.
 
-    A key that is no axis of the earlier search has there the value of its configuration.
+    A key that is not an axis of the earlier search has the value of that search's configuration.
 
     Raises:
         ConfigError: there is no such search, it had another metric, or none of its trials fits.
@@ -137,15 +137,15 @@ def _earlier(search: Search, sweep: SweepPaths) -> tuple[Told, ...]:
     made: list[Told] = []
     for trial, value in zip(trials, values, strict=True):
         fixed = dict(leaves(reader.spec(trial.number).config))
-        had = {each.key: trial.params.get(each.key, fixed.get(each.name)) for each in search.space}
+        had = {dimension.key: trial.params.get(dimension.key, fixed.get(dimension.name)) for dimension in search.space}
         params, rungs = active(search.space, had), finite(trial.at_rungs)
-        is_inside = all(each.holds(params[each.key]) for each in search.space if each.key in params)
+        is_inside = all(dimension.holds(params[dimension.key]) for dimension in search.space if dimension.key in params)
         if is_inside and (value is not None or rungs):
             made.append(Told(params=params, value=value, at_rungs=rungs))
     if not made:
         raise ConfigError(
-            f"{rule}: none of its {len(trials)} trials has a result and lies in this space. Leave it out, or widen the "
-            "axes."
+            f"{rule}: none of its {len(trials)} trials has a result and fits into this space. Leave it out, or widen "
+            "the axes."
         )
     return tuple(made)
 
@@ -194,8 +194,11 @@ def _blocks(space: Sequence[Dimension], groups: set[str]) -> Iterator[str]:
 
 def _sample_at(place: int, space: Sequence[Dimension], choices: Params) -> dict[str, Value]:
     """Return the first, middle or last values of the axes, without those whose conditions do not hold."""
-    sample = active(space, {each.key: choices.get(each.key, each.ends[place]) for each in space})
-    return {**{each.key: None for each in space if _is_null_without(each) and each.key not in sample}, **sample}
+    sample = active(space, {dimension.key: choices.get(dimension.key, dimension.ends[place]) for dimension in space})
+    return {
+        **{dimension.key: None for dimension in space if _is_null_without(dimension) and dimension.key not in sample},
+        **sample,
+    }
 
 
 def _is_null_without(dimension: Dimension) -> bool:
@@ -224,7 +227,9 @@ def _check_samples(base: Base, samples: Sequence[RunSpec], space: Sequence[Dimen
     made = Search(settings=SearchConfig(), space=tuple(space), bases=(base,), words=())
     digests = {spec.digest: spec for spec in samples}
     for place in range(3):
-        params = active(space, {each.key: base.choices.get(each.key, each.ends[place]) for each in space})
+        params = active(
+            space, {dimension.key: base.choices.get(dimension.key, dimension.ends[place]) for dimension in space}
+        )
         ours = made.spec_of(params, [])
         if ours.digest in digests:
             continue
@@ -369,7 +374,7 @@ def _problems(search: Search, config: TrainConfig) -> Iterator[str]:
         named = (*config.task.evaluated, *of_steps())
         is_own = isinstance(config.task, CustomTaskConfig) and settings.metric.startswith("eval_")
         if settings.metric not in named and not is_own:
-            yield f"search.metric={settings.metric} is no metric of these runs. {valid(settings.metric, named)}"
+            yield f"search.metric={settings.metric} is not a metric of these runs. {valid(settings.metric, named)}"
     # The schema's own rules on what goes with what do not hold for programs.
     if settings.median and settings.sampler in WITH_RUNGS:
         yield f"search.median=true: search={settings.sampler.value} has a rule of its own. Leave one of the two out."
@@ -421,16 +426,16 @@ def _rung_problems(search: Search, config: TrainConfig) -> Iterator[str]:
 
 def find_change(old: Search, new: Search) -> str | None:
     """Return how a search differs from the one in its folder, beyond more trials and slots; None if it does not."""
-    told = []
+    differences = []
     space = difference(old.space, new.space)
     if space is not None:
-        told.append(f"the space ({space})")
+        differences.append(f"the space ({space})")
     before, now = ({field.name: getattr(search.settings, field.name) for field in dataclasses.fields(SearchConfig)}
                    for search in (old, new))  # fmt: skip
     changed_keys = [key for key in before if key not in ("trials", "parallel", "when") and before[key] != now[key]]
-    told += [f"search.{key} ({_shown(before[key])} before, {_shown(now[key])} now)" for key in changed_keys]
+    differences += [f"search.{key} ({_shown(before[key])} before, {_shown(now[key])} now)" for key in changed_keys]
     if now["trials"] < before["trials"]:
-        told.append(f"search.trials ({before['trials']} before, {now['trials']} now: it can only grow)")
+        differences.append(f"search.trials ({before['trials']} before, {now['trials']} now: it can only grow)")
     bases = [{tuple(base.choices.items()): base.spec for base in search.bases} for search in (old, new)]
     if space is None and bases[0].keys() == bases[1].keys():
         pairs = ((bases[0][key], bases[1][key]) for key in bases[0])
@@ -438,8 +443,8 @@ def find_change(old: Search, new: Search) -> str | None:
         if changed is not None:
             was, is_now = (dict(leaves(spec.config, without=PASSED_OVER)) for spec in changed)
             keys = [key for key in is_now if was.get(key, ...) != is_now[key]]
-            told.append(", ".join(f"{key} ({was.get(key)} before, {is_now[key]} now)" for key in keys[:4]))
-    return "; ".join(told) or None
+            differences.append(", ".join(f"{key} ({was.get(key)} before, {is_now[key]} now)" for key in keys[:4]))
+    return "; ".join(differences) or None
 
 
 def _shown(value: object) -> object:

@@ -1,8 +1,8 @@
-"""The files of a search: what was submitted (search.json), and the trials that were drawn so far.
+"""The files of a search: the submitted search (search.json), and the trials that were drawn so far.
 
 A trial is a file of its own, drawn/000012.jsonl, that is created once (`record.spec.claim_spec`): of two processes that
 draw trial 12 at the same moment one gets the number. It holds the frozen run, its values, and which earlier trials were
-known and at work when it was drawn. What became of a trial stands in the folder of its run.
+known and at work when it was drawn. The outcome of a trial is in the folder of its run.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ class Trial:
 
 
 class Trials:
-    """Reader of the trials of a sweep; it remembers what cannot change any more."""
+    """Reader of the trials of a sweep; it keeps trials that cannot change any more."""
 
     def __init__(self, paths: SweepPaths, search: Search) -> None:
         self.paths, self.search = paths, search
@@ -293,11 +293,11 @@ def read_trial(run: RunPaths, spec: RunSpec, more: Mapping[str, Any], metric: st
     records = read_metrics(run.metrics) if rungs and attempts else []
     at_rungs = _at_rungs(records, rungs, metric)
     if DONE in names:
-        told = read_result(Path(run.result), faults).get("metrics") or {}
-        value = _number(told[metric]) if metric in told else None
+        metrics = read_result(Path(run.result), faults).get("metrics") or {}
+        value = _number(metrics[metric]) if metric in metrics else None
         return dataclasses.replace(
             made, state=RunState.COMPLETED, value=value, at_rungs=at_rungs,
-            metrics=tuple(told), until=None,
+            metrics=tuple(metrics), until=None,
         )  # fmt: skip
     if newest is not None and newest.has_ended and newest.state is not None and newest.state.has_failed:
         return dataclasses.replace(made, state=RunState.FAILED, at_rungs=at_rungs)

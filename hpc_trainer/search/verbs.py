@@ -61,8 +61,7 @@ def best(
     import dataclasses
     import shlex
 
-    from hpc_trainer.cli.common import print_json, say
-    from hpc_trainer.cli.terminal import as_typed
+    from hpc_trainer.cli.common import as_typed, print_json, say
     from hpc_trainer.errors import RunStateError
     from hpc_trainer.operate.find import configured_runs_dir, find_sweep
     from hpc_trainer.record.layout import OTHER_FOLDER

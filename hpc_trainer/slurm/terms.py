@@ -169,7 +169,7 @@ def says_shell_was_killed(word: str) -> bool:
 
 
 def says_held(word: str) -> bool:
-    """Return True if a job with this reason waits until somebody releases it."""
+    """Return True if a job with this reason waits until it is released."""
     return "held" in word.lower()
 
 

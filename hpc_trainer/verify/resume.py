@@ -384,7 +384,7 @@ def _run_and_compare(
     report.resumed_steps = [step for step in resumed_steps if step is not None][1:]
     if not any(report.resumed_steps):
         report.failed = (
-            "nothing was verified: the interrupted run never went on from a checkpoint. Take more --steps; a loop of "
+            "nothing was verified: the interrupted run never resumed from a checkpoint. Take more --steps; a loop of "
             "your own must save where run.should_save and run.should_stop say so (docs/own_loop.md)."
         )
         return report

@@ -1,6 +1,6 @@
 """The one task of a node with `hardware.launcher=torchrun`: torch.distributed.run starts and watches the node's ranks.
 
-torchrun never restarts a rank here (--max-restarts=0): a run comes back by a requeue, as with srun. Its own way to end
+torchrun never restarts a rank here (--max-restarts=0): a run restarts by a requeue, as with srun. Its own way to end
 is to give the ranks 30 s after a SIGTERM, and it does not know SIGUSR2 at all. So torchrun runs in a second thread,
 where it installs no handlers, and this process passes each stop signal on. The ranks then agree, save and leave as they
 do under srun, however long the site's grace is.

@@ -46,7 +46,7 @@ class SearchAxis:
 def split_axes(
     overrides: Sequence[str], config_dirs: Sequence[Path] = (), *, is_of_app: bool = False
 ) -> tuple[list[str], list[SearchAxis]]:
-    """Return the overrides with one value, and the axes; of a key that stands twice, the last override counts.
+    """Return the overrides with one value, and the axes; if a key is given twice, the last override counts.
 
     Args:
         overrides: overrides of a command line.
@@ -70,7 +70,7 @@ def conditions_of(overrides: Sequence[str]) -> list[str]:
     """Return the items of the last `search.when=[...]` among the overrides; [] if there is none.
 
     Raises:
-        ConfigError: it is no list of texts.
+        ConfigError: the value is not a list of texts.
     """
     lines = [line for line in overrides if line.partition("=")[0] == WHEN]
     if not lines:
@@ -90,7 +90,7 @@ def _axis(override: Override, composer: Composer | None) -> SearchAxis:
     """Return the axis of an override; `composer` knows our groups and keys, None stands for an app's own."""
     pattern: Any = override.value()
     line, key = override.input_line or "", override.get_key_element()
-    group = () if composer is None else composer.choices(override.key_or_group)
+    group: list[str] = [] if composer is None else composer.choices(override.key_or_group)
     if isinstance(pattern, Glob):
         if composer is None:
             raise ConfigError(f"{line}: name the values of an axis of the app one by one, as {key}=a,b.")
@@ -128,7 +128,7 @@ def _axis(override: Override, composer: Composer | None) -> SearchAxis:
 def _check_tags(pattern: Any, line: str) -> None:
     unknown = sorted(pattern.tags - {"log"})
     if unknown:
-        raise ConfigError(f"{line}: the tag of an axis is log, and {unknown[0]} is none.")
+        raise ConfigError(f"{line}: an axis has only the tag log, not {unknown[0]}.")
 
 
 def _value(item: Any, line: str) -> Any:

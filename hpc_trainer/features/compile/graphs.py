@@ -111,7 +111,7 @@ def compile_step(loss: nn.Module, config: LoopConfig) -> None:
 
 @contextlib.contextmanager
 def compilations_within(span: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
-    """Put each compilation during the block into a span of its own: the first, later ones, lazy backward passes.
+    """Record each compilation during the block as a separate span: the first, later ones, lazy backward passes.
 
     torch reports compilations one at a time; those inside another one belong to it.
     """

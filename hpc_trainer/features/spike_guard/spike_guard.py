@@ -190,11 +190,11 @@ class SpikeGuardAbility(Ability):
         self._guard = state.guard = SpikeGuard(self.config.train.max_skipped_steps, self.config.train.guard)
 
     def memory(self, held: RankMemory, building: Building) -> None:
-        """Count skipped finite steps too, which a loss scaler does not know of."""
+        """Count the memory for skipping finite steps, for which no loss scaler makes copies."""
         held.is_skipped_by_scaler = False
 
     def restored(self) -> None:
-        """Make sure that there is a checkpoint to go back to."""
+        """Make the saver keep a checkpoint at all times to which a rollback can return."""
         if not self.config.train.guard.rolls_back:
             return
         self._run.keep_regular(self.config.checkpoint.every_steps)

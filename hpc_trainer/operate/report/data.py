@@ -254,7 +254,7 @@ def _pool_notes(status: SweepStatus) -> Iterator[str]:
 
 
 def _studies(options: Mapping[str, Any]) -> list[ReportPart]:
-    """Return what domains add to a report for their options, also for those that are not given."""
+    """Return the sections that domains add to a report for their options, also for options that are not given."""
     readers = {name: read for group in contributions("report_options") for name, read in group.items()}
     unread = next((name for name, value in options.items() if value and name not in readers), None)
     if unread is not None:

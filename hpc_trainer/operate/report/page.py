@@ -503,7 +503,7 @@ def _row(run: RunReport, axes: Sequence[str], metrics: Sequence[str], speeds: Se
 
 
 def _cause(run: RunReport, num_columns: int) -> str:
-    """Return a table row below the run for its cause: a sentence in a column would displace other columns."""
+    """Return an extra table row with the run's cause: a sentence in a column would displace other columns."""
     remarks = [] if run.cause is None or run.cause in ("done", "early_stop") else [run.cause[:_MOST_OF_CAUSE]]
     remarks += [] if run.hint is None else [run.hint]
     if run.metrics and run.metrics_step not in (None, run.step):
