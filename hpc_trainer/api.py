@@ -215,8 +215,8 @@ def metrics(run: str, *, sweep: str | None = None, runs_dir: Path | None = None)
     Raises:
         RunStateError: no run, or more than one, matches.
     """
-    found = find_run(_folder(runs_dir), run, sweep)
-    records = read_metrics(found.sweep.run(found.spec.run_id).metrics)
+    match = find_run(_folder(runs_dir), run, sweep)
+    records = read_metrics(match.sweep.run(match.spec.run_id).metrics)
     return _as_frame(records, list(dict.fromkeys(name for record in records for name in record)))
 
 
@@ -230,8 +230,8 @@ def status(sweep: str | None = None, *, runs_dir: Path | None = None) -> Sweep:
     Raises:
         RunStateError: there is no such sweep.
     """
-    found = read_status(find_sweep(_folder(runs_dir), sweep), is_look=True)
-    return Sweep(**{field.name: getattr(found, field.name) for field in dataclasses.fields(found)})
+    sweep_status = read_status(find_sweep(_folder(runs_dir), sweep), is_look=True)
+    return Sweep(**{field.name: getattr(sweep_status, field.name) for field in dataclasses.fields(sweep_status)})
 
 
 def why(run: str, *, sweep: str | None = None, runs_dir: Path | None = None) -> Explanation:
@@ -245,10 +245,10 @@ def why(run: str, *, sweep: str | None = None, runs_dir: Path | None = None) -> 
     Raises:
         RunStateError: no run, or more than one, matches.
     """
-    found, run_ids = select(_folder(runs_dir), [run], sweep, is_look=True)
+    sweep_status, run_ids = select(_folder(runs_dir), [run], sweep, is_look=True)
     if len(run_ids) != 1:
-        raise RunStateError(f"{run} names {len(run_ids)} runs of {found.sweep.name}. Name one, by its id.")
-    explanation = explain(found, found.run(run_ids[0]))
+        raise RunStateError(f"{run} names {len(run_ids)} runs of {sweep_status.sweep.name}. Name one, by its id.")
+    explanation = explain(sweep_status, sweep_status.run(run_ids[0]))
     return Explanation(**{field.name: getattr(explanation, field.name) for field in dataclasses.fields(explanation)})
 
 
@@ -276,10 +276,10 @@ def cancel(*names: str, sweep: str | None = None, save: bool = False, runs_dir: 
     """
     if not names and sweep is None:
         raise RunStateError("cancel needs the name of a sweep or of a run: it cannot be undone.")
-    found, run_ids = select(_folder(runs_dir), list(names), sweep)
-    check_one_each(found, list(names), sweep)
-    is_whole = len(run_ids) == len(found.specs)
-    return cancel_runs(found, found.open_among(run_ids), save=save, is_whole=is_whole)
+    sweep_status, run_ids = select(_folder(runs_dir), list(names), sweep)
+    check_one_each(sweep_status, list(names), sweep)
+    is_whole = len(run_ids) == len(sweep_status.specs)
+    return cancel_runs(sweep_status, sweep_status.open_among(run_ids), save=save, is_whole=is_whole)
 
 
 def _folder(runs_dir: Path | None) -> Path:
@@ -288,8 +288,8 @@ def _folder(runs_dir: Path | None) -> Path:
 
 def _as_frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pd.DataFrame | Rows[dict[str, Any]]:
     if has_pandas():
-        found: pd.DataFrame = frame(rows, columns)
-        return found
+        table: pd.DataFrame = frame(rows, columns)
+        return table
     return Rows([{column: row.get(column) for column in columns} for row in rows])
 
 

@@ -246,7 +246,9 @@ def ended_by_signals() -> Iterator[None]:
     def leave(number: int, _: object) -> None:
         sys.exit(128 + number)
 
-    heard = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]  # nohup
+    heard = [
+        number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN
+    ]  # nohup
     before = {number: signal.signal(number, leave) for number in heard}
     try:
         yield
@@ -279,7 +281,7 @@ def fit_table(
         rows: the cells.
         width: width of the terminal.
         least: columns to drop or cut, the least useful first. If room remains, dropped and cut columns are restored,
-        the most useful first.
+            the most useful first.
     """
     sizes = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
     whole, kept = list(sizes), list(range(len(columns)))

@@ -76,10 +76,10 @@ def _kind_of(given: Given) -> GridKind | None:
 
 def freeze_given(given: Given, *forced: str) -> Grid:
     """Return the frozen grid of the given overrides and of overrides that a command forces."""
-    words = [*(given.overrides or ()), *forced]
+    overrides = [*(given.overrides or ()), *forced]
     if given.app is None:
-        return freeze_grid(words, **given.places)
-    return freeze_app(read_app(given.app), words, **given.places)
+        return freeze_grid(overrides, **given.places)
+    return freeze_app(read_app(given.app), overrides, **given.places)
 
 
 def freeze_here(given: Given) -> Grid:
@@ -273,23 +273,23 @@ def _nothing_to_retry(status: SweepStatus, run_ids: Sequence[str]) -> str:
     """Return a message that no run has failed or was interrupted, with the command that restarts each kind of run."""
     states = [status.states[run_id] for run_id in run_ids]
     if len(states) == 1:
-        words = [f"nothing to retry: {run_ids[0]} is {states[0].value}."]
+        sentences = [f"nothing to retry: {run_ids[0]} is {states[0].value}."]
     else:
-        told = counts_line(Counter(state.value for state in states))
-        words = [f"nothing to retry: no run of {status.sweep.name} has failed or was interrupted ({told})."]
+        counts = counts_line(Counter(state.value for state in states))
+        sentences = [f"nothing to retry: no run of {status.sweep.name} has failed or was interrupted ({counts})."]
     if RunState.HELD in states:
-        words.append(f"To release held runs: hpc-trainer release {status.sweep.name}")
+        sentences.append(f"To release held runs: hpc-trainer release {status.sweep.name}")
     elif any(state.is_active for state in states):
-        words.append("Waiting and running runs continue by themselves.")
+        sentences.append("Waiting and running runs continue by themselves.")
     if RunState.CANCELLED in states:
         cancelled = next(run_id for run_id, state in zip(run_ids, states, strict=True) if state is RunState.CANCELLED)
-        words.append(f"To restart a cancelled run, name it: hpc-trainer retry {cancelled}")
+        sentences.append(f"To restart a cancelled run, name it: hpc-trainer retry {cancelled}")
     if RunState.GONE in states:
         gone = next(run_id for run_id, state in zip(run_ids, states, strict=True) if state is RunState.GONE)
-        words.append(f"To train a run with a deleted folder again, name it: hpc-trainer retry {gone}")
+        sentences.append(f"To train a run with a deleted folder again, name it: hpc-trainer retry {gone}")
     if RunState.COMPLETED in states:
-        words.append("To train completed runs anew, add --fresh to their `hpc-trainer submit`.")
-    return " ".join(words)
+        sentences.append("To train completed runs anew, add --fresh to their `hpc-trainer submit`.")
+    return " ".join(sentences)
 
 
 def run_top_up(folder: Path) -> None:
@@ -334,12 +334,12 @@ def run_train(given: Given, *, fresh: bool, extend: bool, as_json: bool) -> None
     done = submit_grid(grid, retry_failed=True, fresh=fresh, command_line=sys.argv)
     arrays = done.arrays
     if not as_json:
-        told = f" is {state.value} already; this watches it"
+        text = f" is {state.value} already; this watches it"
         if arrays:
-            told = f": {spec.shape.world_size} rank(s)" + (f", {spec.num_steps} steps" if spec.num_steps else "")
+            text = f": {spec.shape.world_size} rank(s)" + (f", {spec.num_steps} steps" if spec.num_steps else "")
         elif state is RunState.COMPLETED:
-            told = ": all is done. `--fresh` begins anew"
-        print(f"{spec.run_id}{told}. Run folder: {paths.folder}")
+            text = ": all is done. `--fresh` begins anew"
+        print(f"{spec.run_id}{text}. Run folder: {paths.folder}")
         say_changed(done.plan)
         say_twins(done.plan)
     status = _wait(grid, [array.job_id for array in arrays], quiet=as_json)
@@ -365,8 +365,8 @@ def _wait(grid: Grid, job_ids: list[str], *, quiet: bool) -> SweepStatus:
         return watch(grid.sweep, wanted, quiet=quiet)
     except KeyboardInterrupt:
         if grid.executor is Executor.slurm or not job_ids:
-            told = f"\nNo longer watching; the runs continue. See: hpc-trainer status {grid.sweep.name}"
-            print(as_typed(told), file=sys.stderr)
+            message = f"\nNo longer watching; the runs continue. See: hpc-trainer status {grid.sweep.name}"
+            print(as_typed(message), file=sys.stderr)
             sys.exit(1)
         print("\nStopping: every run saves a checkpoint first ...", file=sys.stderr)
         stop_queues(job_ids)

@@ -162,8 +162,8 @@ def renamed(new: str) -> type[Verb]:
     class Renamed(Verb):
         def invoke(self, ctx: Any) -> Any:
             now = new.format(**ctx.params)
-            told = f"Note: `{ctx.info_name}` is an old name that ends with the next version: use hpc-trainer {now}"
-            print(as_typed(told), file=sys.stderr)
+            note = f"Note: `{ctx.info_name}` is an old name that ends with the next version: use hpc-trainer {now}"
+            print(as_typed(note), file=sys.stderr)
             return super().invoke(ctx)
 
     return Renamed
@@ -176,9 +176,9 @@ class WithApp(Verb):
         """Parse the arguments as click does, with all arguments after `--app` as one value."""
         for place, word in enumerate(args):
             option, *value = word.split("=", 1)
-            words = [*value, *args[place + 1 :]]
-            if option == "--app" and words:
-                return super().parse_args(ctx, [*args[:place], "--app", shlex.join(words)])
+            app_arguments = [*value, *args[place + 1 :]]
+            if option == "--app" and app_arguments:
+                return super().parse_args(ctx, [*args[:place], "--app", shlex.join(app_arguments)])
         return super().parse_args(ctx, args)
 
 

@@ -132,8 +132,8 @@ def _print(status: SweepStatus, table: ResultTable, asked: Asked, *, every_run: 
         say(f"No run of {status.sweep.name} fits --where {asked.where}")
     if len(shown) < len(rows):
         first = f", the first by {by}" if by else ""
-        told = f"{len(shown)} of {len(rows)} runs{first}; a line for each: hpc-trainer results --all"
-        print(as_typed(f"{told} {status.sweep.name}"))
+        note = f"{len(shown)} of {len(rows)} runs{first}; a line for each: hpc-trainer results --all"
+        print(as_typed(f"{note} {status.sweep.name}"))
     is_of_text = any(isinstance(row.get(by or ""), str) for row in ranked)
     _say_best(table, usual if is_of_text else by)
     if table.num_left_out:
@@ -147,8 +147,8 @@ def _print_rows(table: ResultTable, rows: Sequence[dict[str, Any]]) -> None:
     width = terminal_width()
     if width is not None and table.chosen is None and len(table.rows) > 1:
         alike = [column for column in columns if _is_alike(table, column)]
-        words = [f"{_heading(column).lower()}={_text(column, table.rows[0])}" for column in alike]
-        for line in textwrap.wrap(f"All: {one_line(' '.join(words))}", width) if words else ():
+        shared = [f"{_heading(column).lower()}={_text(column, table.rows[0])}" for column in alike]
+        for line in textwrap.wrap(f"All: {one_line(' '.join(shared))}", width) if shared else ():
             say(line)
         columns = [column for column in columns if column not in alike]
     print_table(

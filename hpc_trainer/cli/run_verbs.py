@@ -572,17 +572,17 @@ def _each(names: Sequence[Any], known: Mapping[Any, Any], of_axes: Sequence[Any]
 
 def _metrics(run: RunStatus, metrics: Mapping[str, Any], step: int | None) -> str:
     shown = outcome_metrics(run, metrics) or {key: metrics[key] for key in ("loss",) if key in metrics}
-    words = [f"{key}={figure(value)}" for key, value in shown.items()]
-    return " ".join([*words, *([] if step is None or not words else [f"(of step {step})"])]) or "-"
+    pairs = [f"{key}={figure(value)}" for key, value in shown.items()]
+    return " ".join([*pairs, *([] if step is None or not pairs else [f"(of step {step})"])]) or "-"
 
 
 def speed_words(speed: Mapping[str, float]) -> str:
     """Return the speed as `482k tokens/s mfu 42%`, or samples/s or steps/s; with the wait for data if that is much."""
     throughput = throughput_words(speed)
-    words = [] if throughput is None else [throughput]
-    words += [f"mfu {speed['mfu']:.0%}"] if "mfu" in speed else []
+    figures = [] if throughput is None else [throughput]
+    figures += [f"mfu {speed['mfu']:.0%}"] if "mfu" in speed else []
     waits = speed.get("data_wait_share", 0.0)
-    return " ".join([*words, *([f"data wait {waits:.0%}"] if waits >= _MUCH_WAIT else [])]) or "-"
+    return " ".join([*figures, *([f"data wait {waits:.0%}"] if waits >= _MUCH_WAIT else [])]) or "-"
 
 
 def _time(run: RunStatus, submitted: Sequence[float]) -> str:

@@ -90,7 +90,7 @@ def run_sweeps(runs_dir: Path | None, *, tag: str | None, sizes: bool, as_json: 
     """Print a line for each sweep, or for each with this tag; `sizes` counts all files, however long it takes."""
     folder = configured_runs_dir(runs_dir)
     lines = sweep_lines(folder, seconds=math.inf if sizes else _COUNT_S)
-    all_tags = sorted({each for line in lines for each in line.more.get("tags", ())})
+    all_tags = sorted({tag_name for line in lines for tag_name in line.more.get("tags", ())})
     if tag is not None:
         if lines and tag not in all_tags:
             raise ConfigError(
@@ -118,7 +118,7 @@ def run_sweeps(runs_dir: Path | None, *, tag: str | None, sizes: bool, as_json: 
             ]
             for line in lines
         ],
-        least=("COMMAND", "BY", "SUBMITTED", *(each for columns in contributed for each in columns.least), "AGE"),
+        least=("COMMAND", "BY", "SUBMITTED", *(column for columns in contributed for column in columns.least), "AGE"),
     )  # fmt: skip
     if any(line.more.get("size_bytes", 0) is None for line in lines):
         print(f"Files were counted for {_COUNT_S:.0f} s; `hpc-trainer sweeps --sizes` counts all.")

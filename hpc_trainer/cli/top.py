@@ -165,20 +165,20 @@ class TopApp(App[None]):
     @work(thread=True, exclusive=True, group="look")
     def read(self, sweep: SweepPaths) -> None:
         """Read a sweep in a thread, and show it."""
-        found = top_views.look(sweep)
-        rows = [] if isinstance(found, str) else top_views.rows_of(found)
-        self.call_from_thread(self.show, sweep, found, rows)
+        outcome = top_views.look(sweep)
+        rows = [] if isinstance(outcome, str) else top_views.rows_of(outcome)
+        self.call_from_thread(self.show, sweep, outcome, rows)
 
-    def show(self, sweep: SweepPaths, found: SweepStatus | str, rows: list[top_views.Row]) -> None:
+    def show(self, sweep: SweepPaths, outcome: SweepStatus | str, rows: list[top_views.Row]) -> None:
         """Show the status that was read, unless another sweep was chosen meanwhile, and schedule the next read."""
         if sweep.folder != self.sweep.folder:
             return
         head = self.query_one("#head", Static)
-        if isinstance(found, str):
-            head.update(found)
+        if isinstance(outcome, str):
+            head.update(outcome)
         else:
-            self.status = found
-            head.update(top_views.head_of(found))
+            self.status = outcome
+            head.update(top_views.head_of(outcome))
             self._show_rows(rows)
             self.show_details()
         if self._next_look is not None:

@@ -195,7 +195,9 @@ def _data_of(given: Given, verb: str, *neutral: str) -> RunSpec:
     grid = freeze_here(dataclasses.replace(here, overrides=[*(here.overrides or ()), *kept]))
     spec = only_point(grid, f"{verb} takes", "Choose one point.")
     if spec.is_own_loop:
-        raise ConfigError(f"{verb} reads what data= names, and train.main or train.command reads data of its own.")
+        raise ConfigError(
+            f"{verb} reads the data that data= names, and train.main or train.command reads data of its own."
+        )
     return spec
 
 

@@ -291,8 +291,8 @@ def data_of(request: Mapping[str, Any]) -> tuple[Data, list[str]]:
     if request["is_new_data"] and facts["unknown"]:
         fixes = {"mean and std": "Set data.mean and data.std.", "tokenizer": "Check that its tokens are the model's."}
         notes.append(
-            f"An older version did not record the model's {facts['unknown']}, so data={name} is used as its own files "
-            f"and keys say. {fixes.get(facts['unknown'], '')}".rstrip()
+            f"An older version did not record the model's {facts['unknown']}, so data={name} is read by its own files "
+            f"and keys. {fixes.get(facts['unknown'], '')}".rstrip()
         )
     if facts["classes"] and now["classes"] and facts["classes"] != now["classes"]:
         notes.append(

@@ -156,6 +156,8 @@ def _writable(runs_dir: Path, facts: Mapping[str, Mapping[str, Any]]) -> Finding
     fixes = {
         errno.ENOSPC: "delete what you do not need there (du -sh *), or use another paths.runs_dir",
         errno.EDQUOT: "delete what you do not need there (quota -s, lfs quota), or ask the site for more",
+        errno.ENOENT: "look where that link leads (ls -l), and whether its file system is mounted; or use another "
+        "folder: export HPC_TRAINER_RUNS=FOLDER",
         errno.EROFS: "use a folder that is mounted for writing: export HPC_TRAINER_RUNS=FOLDER",
     }
     return broken(
@@ -279,6 +281,8 @@ _LOCKS = "hpc_trainer takes no locks there; SQLite, filelock, the caches of Hugg
 
 def _promises(promises: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
     """Yield a finding for each promise that the file system breaks; a refused `link` does no harm if `O_EXCL` works."""
+    # Where nothing can be written, nothing was tried: other lines name the full disk.
+    promises = {name: step for name, step in promises.items() if step["detail"] not in ("ENOSPC", "EDQUOT")}
     failed = {name: step for name, step in promises.items() if step["result"] != "kept"}
     if promises.get("O_EXCL", {}).get("result") == "kept" and failed.get("link", {}).get("result") == "refused":
         del failed["link"]

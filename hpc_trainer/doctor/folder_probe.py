@@ -51,7 +51,7 @@ def main(folder: Path, purge_days: int | None) -> None:
         _say("home", folder=str(home), exists=False)
         return
     room = free_room(home)
-    is_same = home.stat().st_dev == _nearest(folder.absolute()).stat().st_dev
+    is_same = home.stat().st_dev == _nearest(folder.absolute()).lstat().st_dev
     _say("home", folder=str(home), exists=True, is_same=is_same, num_bytes=room.num_bytes, num_files=room.num_files)
 
 

@@ -48,7 +48,7 @@ def compose_profiles(
     """
     with Composer(config_dirs) as composer:
         given = [[f"hardware={name}", *overrides] for name in names]
-        return [composer.compose([*default_overrides(words), *words]) for words in given]
+        return [composer.compose([*default_overrides(overrides), *overrides]) for overrides in given]
 
 
 # --- the profile's lines ---
@@ -182,8 +182,8 @@ def _facts(hardware: HardwareConfig, shape: Shape, limits: Limits) -> Iterator[t
         yield "memory", asked, "unknown" if largest <= 1 else f"{largest / 1024:.4g} GB a node"
         yield "num_nodes", str(shape.num_nodes), f"{sum(group.num_nodes for group in nodes)} in the partition"
     limit = longest_limit(shape, limits)
-    told = "no limit" if limit is None else f"{limit[0]} min, the {limit[1]}"
-    yield "time_limit_min", f"{hardware.time_limit_min} min", told
+    limit_text = "no limit" if limit is None else f"{limit[0]} min, the {limit[1]}"
+    yield "time_limit_min", f"{hardware.time_limit_min} min", limit_text
 
 
 def _notes(config: TrainConfig, shape: Shape, limits: Limits) -> Iterator[Line]:
@@ -309,12 +309,12 @@ class Measured:
         """Return the document that is printed and kept."""
         reduce = {
             scope: {
-                "ranks": max(own["ranks"] for own in found),
-                "latency_s": max(own["latency_s"] for own in found),
-                "bus_bytes_per_s": min(own["bus_bps"] for own in found),
+                "ranks": max(own["ranks"] for own in reductions),
+                "latency_s": max(own["latency_s"] for own in reductions),
+                "bus_bytes_per_s": min(own["bus_bps"] for own in reductions),
             }
             for scope in ("node", "across", "all")
-            if (found := [rank[f"reduce_{scope}"] for rank in self.ranks if f"reduce_{scope}" in rank])
+            if (reductions := [rank[f"reduce_{scope}"] for rank in self.ranks if f"reduce_{scope}" in rank])
         }
         writes = [rank["write_bps"] for rank in self.ranks if rank.get("write_bps") is not None]
         internet = [rank["internet"] for rank in self.ranks if "internet" in rank]
@@ -412,8 +412,8 @@ def _cpu_line(by_node: Mapping[str, Sequence[Mapping[str, Any]]], shape: Shape) 
         for index, one in enumerate(ranks)
         for other in ranks[:index]
     )
-    told = f"{few} to {max(counts, default=0)}" + (", shared between ranks" if shared else "")
-    line = Line(key="CPUs", asked=f"{shape.cpus_per_task} each, bound", cluster=told, verdict=OK)
+    counts_text = f"{few} to {max(counts, default=0)}" + (", shared between ranks" if shared else "")
+    line = Line(key="CPUs", asked=f"{shape.cpus_per_task} each, bound", cluster=counts_text, verdict=OK)
     if few < shape.cpus_per_task and not shared:
         fix = "Ranks have fewer CPUs than the profile asks. Look at cluster.srun_args (--cpu-bind, --cpus-per-task)."
         return dataclasses.replace(line, verdict=WRONG, fix=fix)

@@ -33,7 +33,7 @@ _UNTYPED = "gpu"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Answers to what only the user can decide; None: no answer was given."""
+    """Decisions that only the user can make; None: no answer was given."""
 
     partitions: tuple[str, ...] = ()
     account: str | None = None
@@ -76,12 +76,12 @@ def discover(limits: Limits, choice: Choice, *, day: str, machine: str, groups: 
         if choice.partitions and partition.name not in choice.partitions:
             continue
         access = access_to(partition, limits, choice, groups)
-        found = [] if access.refusal else list(_proposals(_Place(limits=limits, access=access, day=day)))
-        if not found:
+        proposals = [] if access.refusal else list(_proposals(_Place(limits=limits, access=access, day=day)))
+        if not proposals:
             skipped[partition.name] = access.refusal or "no shape of its nodes fits the limits of the partition"
         else:
             described.append(partition)
-        hardware += found
+        hardware += proposals
     if not hardware:
         listed = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
         raise ConfigError(f"no partition can be described. {listed}")
@@ -101,7 +101,7 @@ def smallest_here() -> tuple[dict[str, Any], str] | None:
     """
     try:
         limits = read_inventory()
-        found = discover(
+        discovery = discover(
             limits, Choice(), day=time.strftime("%Y-%m-%d"), machine=platform.machine(), groups=user_groups()
         )  # fmt: skip
     except (SlurmError, ConfigError):
@@ -117,7 +117,7 @@ def smallest_here() -> tuple[dict[str, Any], str] | None:
         is_default = default is not None and partition == default.name
         return gpus == 0, not is_default, -sum(group.num_nodes for group in nodes), ranks
 
-    values = dict(min(found.hardware, key=rank).values)
+    values = dict(min(discovery.hardware, key=rank).values)
     return values, f"partition {values['partition']} of cluster {limits.cluster}"
 
 
@@ -436,10 +436,10 @@ def _many(groups: Sequence[NodeGroup]) -> str:
     for group in groups:
         gpus = "".join(f"{kind}:{count}, " for kind, count in group.gpus.items())
         memory = "unknown memory" if group.memory_mb <= 1 else f"{group.memory_mb / 1024:.4g} GB"
-        words = f"{gpus}{group.cpus} CPUs, {memory}"
-        kinds[words] = kinds.get(words, 0) + group.num_nodes
+        description = f"{gpus}{group.cpus} CPUs, {memory}"
+        kinds[description] = kinds.get(description, 0) + group.num_nodes
     most = sorted(kinds.items(), key=lambda item: -item[1])
-    listed = "; ".join(f"{_counted(count, 'node')} with {words}" for words, count in most[:3])
+    listed = "; ".join(f"{_counted(count, 'node')} with {description}" for description, count in most[:3])
     return listed + (f"; {len(most) - 3} more kinds" if len(most) > 3 else "")
 
 

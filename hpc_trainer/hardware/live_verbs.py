@@ -67,17 +67,17 @@ def run_discover(
     check_choice(limits, choice)
     if sys.stdin.isatty() and sys.stdout.isatty() and not as_json:
         choice = _ask(limits, choice)
-    found = discover(
+    discovery = discover(
         limits, choice, day=time.strftime("%Y-%m-%d"), machine=platform.machine(), groups=user_groups()
     )  # fmt: skip
-    shipped = find_shipped(limits, [file.values for file in found.hardware])
-    files = write_files(output, found.files, force=force, dry_run=dry_run)
+    shipped = find_shipped(limits, [file.values for file in discovery.hardware])
+    files = write_files(output, discovery.files, force=force, dry_run=dry_run)
     if as_json:
-        print_json({**_discovery_json(found, choice, files, dry_run=dry_run), "shipped": _shipped_json(shipped)})
+        print_json({**_discovery_json(discovery, choice, files, dry_run=dry_run), "shipped": _shipped_json(shipped)})
     else:
-        _print_discovery(found, choice, files, output, dry_run=dry_run)
+        _print_discovery(discovery, choice, files, output, dry_run=dry_run)
         _print_shipped(shipped)
-        _print_outcome(found, files, output, dry_run=dry_run)
+        _print_outcome(discovery, files, output, dry_run=dry_run)
     if any(file.action == "differs" for file in files):
         sys.exit(ExitCode.FAILED)
 
@@ -116,8 +116,8 @@ def _ask(limits: Limits, choice: Choice) -> Choice:
 
 
 def _words(text: str) -> tuple[str, ...]:
-    words = tuple(word.strip() for word in text.split(",") if word.strip())
-    return () if words == ("all",) else words
+    names = tuple(word.strip() for word in text.split(",") if word.strip())
+    return () if names == ("all",) else names
 
 
 def _answer(question: str, default: str, limits: Limits, as_choice: Callable[[str], Choice]) -> str:
@@ -318,7 +318,7 @@ def _print_lines(lines: Sequence[Line]) -> None:
 def _probe_grid(overrides: Sequence[str], given: Given, device: str, *, internet: bool) -> Grid:
     """Return the one run that measures: the profile's shape, its cluster's set-up, and our script as the program."""
     script = Path(__file__).with_name("rank_probe.py")
-    words = [
+    arguments = [
         "python",
         shlex.quote(str(script)),
         "--folder",
@@ -327,9 +327,9 @@ def _probe_grid(overrides: Sequence[str], given: Given, device: str, *, internet
         "cuda" if device == "cuda" else "cpu",
     ]
     if internet:
-        words += ["--internet", package_index()]
+        arguments += ["--internet", package_index()]
     forced = [
-        f"train.command={override_value(' '.join(words))}", "train.command_env=torchrun",
+        f"train.command={override_value(' '.join(arguments))}", "train.command_env=torchrun",
         f"hardware.time_limit_min={_LIMIT_MIN}", "hardware.launcher=srun", f"sweep_name={_SWEEP}",
     ]  # fmt: skip
     kept = [word for word in overrides if not word.startswith(("hardware.time_limit_min=", "sweep_name="))]
@@ -394,10 +394,10 @@ def _print_measured(figures: dict[str, Any], lines: Sequence[Line], kept: Path) 
     where = {"node": "within a node", "across": "one rank of each node", "all": "all ranks"}
     rows = [
         [
-            where[scope], str(found["ranks"]), f"{found['latency_s'] * 1e6:.0f} µs",
-            f"{short_number(found['bus_bytes_per_s'])}B/s",
+            where[scope], str(figures_of_scope["ranks"]), f"{figures_of_scope['latency_s'] * 1e6:.0f} µs",
+            f"{short_number(figures_of_scope['bus_bytes_per_s'])}B/s",
         ]
-        for scope, found in figures["all_reduce"].items()
+        for scope, figures_of_scope in figures["all_reduce"].items()
     ]  # fmt: skip
     if rows:
         print()
@@ -413,10 +413,10 @@ def _print_measured(figures: dict[str, Any], lines: Sequence[Line], kept: Path) 
 
 def _ranges(numbers: Sequence[int]) -> str:
     """Return numbers as ranges: `0-3,8`."""
-    words, start = list[str](), None
+    figures, start = list[str](), None
     for index, number in enumerate(numbers):
         start = number if start is None else start
         if index + 1 == len(numbers) or numbers[index + 1] != number + 1:
-            words.append(str(start) if start == number else f"{start}-{number}")
+            figures.append(str(start) if start == number else f"{start}-{number}")
             start = None
-    return ",".join(words) or "-"
+    return ",".join(figures) or "-"

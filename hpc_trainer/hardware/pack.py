@@ -299,13 +299,13 @@ def _leads_out(path: Path, source: Path) -> bool:
 
 def _editable(source: Path) -> Iterator[tuple[str, str]]:
     """Yield (distribution, folder) of each editable install."""
-    for told in source.glob("lib/python*/site-packages/*.dist-info/direct_url.json"):
+    for record_file in source.glob("lib/python*/site-packages/*.dist-info/direct_url.json"):
         try:
-            found = json.loads(told.read_text())
+            record = json.loads(record_file.read_text())
         except (OSError, ValueError):
             continue
-        if isinstance(found, dict) and (found.get("dir_info") or {}).get("editable"):
-            yield told.parent.name.partition("-")[0], unquote(urlsplit(str(found.get("url"))).path)
+        if isinstance(record, dict) and (record.get("dir_info") or {}).get("editable"):
+            yield record_file.parent.name.partition("-")[0], unquote(urlsplit(str(record.get("url"))).path)
 
 
 # --- conda ---
@@ -318,8 +318,8 @@ def _run_conda_pack(source: Path, archive: Path) -> None:
             f"{source} is a conda environment, and conda-pack is not on PATH. Type: pip install conda-pack (or conda "
             "install -c conda-forge conda-pack)"
         )
-    words = [program, "--quiet", "--prefix", str(source), "--output", str(archive), "--format", "tar", "--force"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    arguments = [program, "--quiet", "--prefix", str(source), "--output", str(archive), "--format", "tar", "--force"]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
     if done.returncode or not archive.is_file():
         raise HpcTrainerError(f"conda-pack failed ({done.returncode}): {(done.stderr or done.stdout).strip()}")
 
@@ -329,8 +329,8 @@ def _digest_of(archive: Path) -> tuple[str, int]:
     digest, count = hashlib.sha256(), 0
     with tarfile.open(archive) as tar:
         for member in tar:
-            told = f"{member.name}\0{member.mode}\0{member.linkname}\0{member.size}\0"
-            digest.update(told.encode(errors="surrogateescape"))
+            description = f"{member.name}\0{member.mode}\0{member.linkname}\0{member.size}\0"
+            digest.update(description.encode(errors="surrogateescape"))
             count += not member.isdir()
             file = tar.extractfile(member) if member.isreg() else None
             while file is not None and (data := file.read(1 << 20)):
@@ -395,8 +395,8 @@ def _outside(seen: dict[str, Any]) -> Iterator[tuple[str, str, int]]:
         folder = str(Path(*parts[: end + 1]))
         counts[folder] = counts.get(folder, 0) + 1
     for folder, count in sorted(counts.items()):
-        found = mount_of(folder)
-        yield folder, "unknown" if found is None else found[1], count
+        mount = mount_of(folder)
+        yield folder, "unknown" if mount is None else mount[1], count
 
 
 def is_shared(kind: str) -> bool:

@@ -274,9 +274,9 @@ def _script_lines(profile: Profile, config_dirs: Sequence[Path]) -> list[str]:
     from hpc_trainer.launch.plan import build_plan
     from hpc_trainer.launch.submit import array_script_of
 
-    words = [f"hardware={profile.name}", "sweep_name=shown", "train.command='true'", "snapshot=off"]
-    words += ["cluster=slurm"] if profile.cluster is None else []
-    plan = build_plan(freeze_grid(words, config_dirs=config_dirs))
+    overrides = [f"hardware={profile.name}", "sweep_name=shown", "train.command='true'", "snapshot=off"]
+    overrides += ["cluster=slurm"] if profile.cluster is None else []
+    plan = build_plan(freeze_grid(overrides, config_dirs=config_dirs))
     (array,) = plan.arrays
     script = array_script_of(plan, array).splitlines()
     options = [line for line in script if line.startswith("#SBATCH --")]

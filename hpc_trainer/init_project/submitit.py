@@ -102,8 +102,8 @@ def _set_later(source: Source, name: str) -> Iterator[Parameter]:
     for node in source.nodes:
         call = node.value if isinstance(node, ast.Expr) else None
         if isinstance(call, ast.Call) and isinstance(node, ast.stmt) and ast.unparse(call.func) == f"{name}.update":
-            words = [*(ast.keyword(arg=None, value=given) for given in call.args), *call.keywords]
-            for parameter in _keyword_parameters(source, ast.Call(func=call.func, args=[], keywords=words)):
+            parameters = [*(ast.keyword(arg=None, value=given) for given in call.args), *call.keywords]
+            for parameter in _keyword_parameters(source, ast.Call(func=call.func, args=[], keywords=parameters)):
                 yield replace(parameter, condition=source.condition(node))
         target = node.targets[0] if isinstance(node, ast.Assign) else None
         if isinstance(node, ast.Assign) and isinstance(target, ast.Subscript) and ast.unparse(target.value) == name:

@@ -47,7 +47,7 @@ def change_specs(specs: Sequence[RunSpec], changes: Sequence[str], *, may_differ
     """
     made: dict[str, TrainConfig] = {}
     changed, problems = dict[str, list[RunSpec]](), dict[str, None]()
-    for spec in (each for listed in specs for each in listed.on_each()):
+    for spec in (item for listed in specs for item in listed.on_each()):
         config = spec.typed()
         before = config.hardware
         key = repr([spec.config.get(name) for name in CHANGEABLE])
@@ -203,9 +203,9 @@ class _Finder:
     def find(self, spec: RunSpec, others: Iterable[RunSpec]) -> Twin | None:
         if not spec.num_steps or spec.config["checkpoint"].get("resume_from") is not None:
             return None
-        origins = ((each, _origin(each)) for each in others if 0 < each.num_steps <= spec.num_steps)
-        shorter = [each for each in origins if each[0].num_steps < spec.num_steps or each[1] is not None]
-        for other, origin in sorted(shorter, key=lambda each: -each[0].num_steps):
+        origins = ((run, _origin(run)) for run in others if 0 < run.num_steps <= spec.num_steps)
+        shorter = [pair for pair in origins if pair[0].num_steps < spec.num_steps or pair[1] is not None]
+        for other, origin in sorted(shorter, key=lambda pair: -pair[0].num_steps):
             if not self._is_alike(spec, other, origin):
                 continue
             if other.num_steps == spec.num_steps:

@@ -74,10 +74,10 @@ def with_after(after: AfterConfig, command: str | None, runs_dir: str | None) ->
     folder = (Path(runs_dir).expanduser() if runs_dir else default_runs_dir()).absolute()
     awaited = [find_awaited(name, folder) for name in after.runs]
     named = [run_named(name, awaited) for name in names]
-    specs = [specs_of(each.folder)[str(each.run_id)] for each in named]
+    specs = [specs_of(followed.folder)[str(followed.run_id)] for followed in named]
     return dataclasses.replace(
         after,
-        runs=list(dict.fromkeys(each.text(folder) for each in awaited)),
+        runs=list(dict.fromkeys(followed.text(folder) for followed in awaited)),
         content=digest_of("command", specs) if specs else None,
     )
 
@@ -155,10 +155,10 @@ def read_followed(sweep: SweepPaths, specs: Sequence[RunSpec], grid: Sequence[Ru
         return NOBODY
     if cycle is not None:
         return Followed({}, problems=(cycle,))
-    stands = {each: look_at([each]) for each in dict.fromkeys(itertools.chain(*awaited.values()))}
+    stands = {followed: look_at([followed]) for followed in dict.fromkeys(itertools.chain(*awaited.values()))}
     of_run, problems = dict[str, Follows](), dict[str, None]()
     for spec in specs:
-        waits = list(dict.fromkeys(stand for each in awaited[spec.run_id] for stand in stands[each]))
+        waits = list(dict.fromkeys(stand for followed in awaited[spec.run_id] for stand in stands[followed]))
         follows, problem = _follows(spec, waits)
         if problem is not None:
             problems[problem] = None
@@ -166,7 +166,7 @@ def read_followed(sweep: SweepPaths, specs: Sequence[RunSpec], grid: Sequence[Ru
             of_run[spec.run_id] = follows
         if follows is not None and asks_for_pool(spec):
             problems[_NO_POOL] = None
-    lines = tuple(_line(each, runs_dir, stands[each]) for each in stands)
+    lines = tuple(_line(followed, runs_dir, stands[followed]) for followed in stands)
     return Followed(_in_few_groups(of_run), tuple(problems), lines)
 
 
@@ -176,17 +176,17 @@ NOBODY = Followed({})
 
 def _follows(spec: RunSpec, waits: Sequence[Stand]) -> tuple[Follows | None, str | None]:
     """Return the jobs that a run waits for, or None; and the problem with the followed runs, or None."""
-    found = Waits.of(waits, on_failure_of(spec))
-    if found.is_cancelled:
+    sorted_waits = Waits.of(waits, on_failure_of(spec))
+    if sorted_waits.is_cancelled:
         return None, (
-            f"after.on_failure=cancel, and {spec.run_id} follows {told(found.failed)}: it would be cancelled at once. "
-            f"Bring that one back first (hpc-trainer retry {found.failed[0].name}), or use after.on_failure=wait or "
-            "start."
+            f"after.on_failure=cancel, and {spec.run_id} follows {told(sorted_waits.failed)}: it would be cancelled at "
+            f"once. Restart that run first (hpc-trainer retry {sorted_waits.failed[0].name}), or use "
+            "after.on_failure=wait or start."
         )
-    if found.idle:
-        return Follows(is_held=True, reason=held_reason(found.idle)), None
-    jobs = tuple(dict.fromkeys(stand.job for stand in found.active if stand.job is not None))
-    return (Follows(jobs=jobs[-MOST_AWAITED:], reason=_ACTIVE) if found.active else None), None
+    if sorted_waits.idle:
+        return Follows(is_held=True, reason=held_reason(sorted_waits.idle)), None
+    jobs = tuple(dict.fromkeys(stand.job for stand in sorted_waits.active if stand.job is not None))
+    return (Follows(jobs=jobs[-MOST_AWAITED:], reason=_ACTIVE) if sorted_waits.active else None), None
 
 
 def _in_few_groups(of_run: Mapping[str, Follows]) -> dict[str, Follows]:
@@ -199,11 +199,11 @@ def _in_few_groups(of_run: Mapping[str, Follows]) -> dict[str, Follows]:
     }
 
 
-def _line(each: Awaited, runs_dir: Path, stands: Sequence[Stand]) -> str:
-    name = each.text(runs_dir)
+def _line(followed: Awaited, runs_dir: Path, stands: Sequence[Stand]) -> str:
+    name = followed.text(runs_dir)
     if not stands:
         return f"{name}, which is complete"
-    if each.run_id is not None:
+    if followed.run_id is not None:
         return str(stands[0])
     states = ", ".join(sorted({stand.state.value for stand in stands}))
     return f"{name}, of which {len(stands)} run(s) are not complete ({states})"
@@ -300,8 +300,8 @@ class Gate:
         """Return the followed runs that are not complete, as of the last second."""
         seen = self._seen.get(awaited)
         if seen is None or now - seen[0] >= _SAME_LOOK_S:
-            for each in awaited:
-                look_anew(each.folder)
+            for followed in awaited:
+                look_anew(followed.folder)
             seen = self._seen[awaited] = now, look_at(awaited)
         return seen[1]
 

@@ -193,8 +193,8 @@ def _record_silent_death(paths: SweepPaths, run: _Started) -> None:
     elif not has_started and not any(is_there(folder.marker(name)) for name in (DONE, CANCEL)):
         logs = sorted(paths.local_logs.glob(f"{run.process.pid}_*"))
         said = "\n".join(path.read_text(errors="replace") for path in logs).strip().splitlines()
-        words = words_of_setup(said, *setup_of(run.spec.config["cluster"]))
-        error = words or {
+        record = words_of_setup(said, *setup_of(run.spec.config["cluster"]))
+        error = record or {
             "message": f"the worker ended before it started: {said[-1][:500] if said else 'killed?'}",
             "output": "\n".join(said[-_LAST_LINES:]),
         }

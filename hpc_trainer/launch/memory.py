@@ -112,11 +112,11 @@ def find_needs(specs: Sequence[RunSpec], sweep: SweepPaths | None = None) -> lis
 
 def _items(spec: RunSpec) -> list[RunSpec]:
     """Return the run as it is on each item of its list of hardware that has other GPUs or ranks than those before."""
-    found: dict[Any, RunSpec] = {}
+    kinds: dict[Any, RunSpec] = {}
     for item in spec.on_each():
         shape = item.shape
-        found.setdefault((shape.gpu_type, shape.constraint, shape.num_nodes, shape.world_size), item)
-    return [*found.values()]
+        kinds.setdefault((shape.gpu_type, shape.constraint, shape.num_nodes, shape.world_size), item)
+    return [*kinds.values()]
 
 
 def _measured(sweep: SweepPaths, runs: Sequence[RunSpec]) -> float | None:

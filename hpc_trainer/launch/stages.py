@@ -42,9 +42,9 @@ class Stage:
     def follows(self) -> list[str]:
         """Names of the stages and sweeps that runs of the stage follow, each once."""
         folders = [
-            each.folder.name
+            followed.folder.name
             for spec in self.grid.specs
-            for each in awaited_of(spec.config, self.grid.sweep.folder.parent)
+            for followed in awaited_of(spec.config, self.grid.sweep.folder.parent)
         ]
         stages = {sweep: stage for stage, sweep in self.planned.names.items()}
         return [stages.get(folder, folder) for folder in dict.fromkeys(folders)]
@@ -79,7 +79,7 @@ def freeze_chain(
     stages: list[Stage] = []
     planned = Planned()
     for number, stage in enumerate(section.stages):
-        later = frozenset(each.name for each in section.stages[number:])
+        later = frozenset(other.name for other in section.stages[number:])
         planned = dataclasses.replace(planned, later=later)
         with _planning(planned):
             try:
@@ -87,7 +87,7 @@ def freeze_chain(
                 grid = freeze_grid(line, config_dirs=config_dirs, trust=trust)
             except ConfigError as error:
                 raise ConfigError(
-                    "\n".join(f"stage {stage.name}: {each}" for each in str(error).splitlines())
+                    "\n".join(f"stage {stage.name}: {line}" for line in str(error).splitlines())
                 ) from error
         stages.append(Stage(stage.name, grid, planned))
         planned = Planned(
@@ -194,5 +194,5 @@ def submit_chain(
     for stage in chain.stages:
         with _planning(stage.planned):
             done.append(submit_grid(stage.grid, retry_failed=retry_failed, fresh=fresh, command_line=command_line))
-        write_chain(stage.grid.sweep, chain.name, [each.grid.sweep.name for each in chain.stages])
+        write_chain(stage.grid.sweep, chain.name, [other.grid.sweep.name for other in chain.stages])
     return done

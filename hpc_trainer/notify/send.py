@@ -25,9 +25,9 @@ def main() -> int:
         problems.append(_run_command(order["command"], event, timeout_s))
     if order["webhook_env"] is not None:
         problems.append(_post(order["webhook_env"], order["shape"], event, timeout_s))
-    told = [problem for problem in problems if problem is not None]
-    print("; ".join(told), end="", flush=True)
-    return 1 if told else 0
+    errors = [problem for problem in problems if problem is not None]
+    print("; ".join(errors), end="", flush=True)
+    return 1 if errors else 0
 
 
 def _run_command(command: str, event: dict[str, Any], timeout_s: float) -> str | None:

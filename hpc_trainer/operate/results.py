@@ -213,8 +213,8 @@ def result_table(status: SweepStatus, *, typed: bool = False, best: bool = False
     axes = find_axes([run.spec for run in runs])
     contributed: Sequence[Columns] = contributions("result_columns")
     names = list(dict.fromkeys(axis for row in axes.values() for axis in row))
-    found = {run.run_id: newest_metrics(status, run) for run in runs}
-    logged = dict.fromkeys(name for metrics, _ in found.values() for name in metrics)
+    newest = {run.run_id: newest_metrics(status, run) for run in runs}
+    logged = dict.fromkeys(name for metrics, _ in newest.values() for name in metrics)
     taken = _OURS.union(*(columns.names for columns in contributed), names)
     taken |= {f"{name}{end}" for name in logged for end in (BEST, BEST_STEP, STD)}
     columns = {name: f"{TOLD}{name}" if name in taken else name for name in logged}
@@ -229,7 +229,7 @@ def result_table(status: SweepStatus, *, typed: bool = False, best: bool = False
             "run_id": run.run_id,
             **axes[run.run_id],
             **({"code": (codes.get(run.run_id) or "")[:12] or None} if varies else {}),
-            **_outcome(status, run, *found[run.run_id], columns, best=kept if best else None),
+            **_outcome(status, run, *newest[run.run_id], columns, best=kept if best else None),
             **_cost(status, run, times.get(run.run_id, ()), contributed, known_by),
         }
         for run in runs
@@ -252,7 +252,8 @@ def runs_where(status: SweepStatus, run_ids: Sequence[str], condition: Where) ->
     Raises:
         ConfigError: the condition names a column that the table does not have.
     """
-    chosen = {row["run_id"] for row in result_table(status, typed=True, best=True).where(condition).rows}
+    table = result_table(status, best=needs_best(condition.names)).where(condition)
+    chosen = {row["run_id"] for row in table.rows}
     return [run_id for run_id in run_ids if run_id in chosen]
 
 

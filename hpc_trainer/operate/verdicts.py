@@ -190,7 +190,7 @@ BY_CAUSE: dict[str, Verdict] = {
         "Its time limit ended one attempt after the other, and nearly all of their time went to other things than "
         "training, so it was stopped for good (exit 76).",
         (
-            _LONGER + ": the same run continues; a partition that allows it is another key, hardware.partition",
+            _LONGER + ": the same run continues; another partition is the key hardware.partition",
             "hpc-trainer plan names limits that are too short, hpc-trainer advise {run} names what else takes the time",
             "to let it continue unchanged: " + _RETRY + " cluster.min_goodput=0",
         ),

@@ -460,7 +460,7 @@ class SchedulerView:
     def rival_jobs(self, folder: RunFolder) -> list[tuple[Submission, str]]:
         """Return the run's jobs on other hardware that the queue shows, each with its submission."""
         as_own = (_with_job(folder, rival, self.queue or {}) for rival in folder.rivals)
-        jobs = ((each.submission, self.own_job(each)) for each in as_own)
+        jobs = ((folder.submission, self.own_job(folder)) for folder in as_own)
         return [(submission, job_id) for submission, job_id in jobs if submission is not None and job_id is not None]
 
 
@@ -591,7 +591,9 @@ def _decide_pool(folder: RunFolder, view: SchedulerView) -> End:
         held = all(entry.state in terms.HELD or says_held(entry.reason) for entry in slots)
         waits = RunState.PENDING if current is None else RunState.REQUEUED
         return RunState.HELD if held else waits, _words_of_slots(slots), None
-    if view.is_young(folder):
+    # An attempt that has ended shows that Slurm knew the pool: its slots are not too new for squeue, they are gone.
+    was_there = current is not None and current.has_ended and current.start_time < view.asked_time
+    if view.is_young(folder) and not was_there:
         return RunState.PENDING, None, None
     return _decide_without_slots(folder, view)
 
@@ -640,8 +642,8 @@ def _decide_local_pool(folder: RunFolder, view: SchedulerView) -> End:
             return RunState.UNKNOWN, doubts.other_host(), None
     living = view.has_living_slot(folder)
     if living:
-        words = f"waits in the pool {pool_job(submission)}"
-        return (RunState.PENDING if current is None else RunState.REQUEUED), words, None
+        text = f"waits in the pool {pool_job(submission)}"
+        return (RunState.PENDING if current is None else RunState.REQUEUED), text, None
     if living is None:
         return RunState.UNKNOWN, doubts.other_host(), None
     if current is None:
@@ -1089,8 +1091,8 @@ def decide_now(
 def _with_job(folder: RunFolder, job: Job, queue: Mapping[str, QueueEntry]) -> RunFolder:
     """Return the folder as if this job were the run's only one; an intent without an answer is looked up."""
     submission, element = job
-    if submission.job_id is None and (found := find_by_uuid(queue.values(), submission.uuid)) is not None:
-        submission = dataclasses.replace(submission, job_id=found)
+    if submission.job_id is None and (job_id := find_by_uuid(queue.values(), submission.uuid)) is not None:
+        submission = dataclasses.replace(submission, job_id=job_id)
     return dataclasses.replace(folder, submission=submission, element=element, job_id=submission.element_id(element))
 
 

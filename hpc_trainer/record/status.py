@@ -965,7 +965,7 @@ def _waiting_note(status: SweepStatus, view: SchedulerView) -> str:
 def _still_removed(removed: Mapping[str, Removed], submissions: Mapping[str, Job]) -> dict[str, Removed]:
     """Return the removals of runs that were not submitted since."""
     newest = {run_id: submissions[run_id][0].uuid if run_id in submissions else "" for run_id in removed}
-    return {run_id: each for run_id, each in removed.items() if each.uuid == newest[run_id]}
+    return {run_id: removal for run_id, removal in removed.items() if removal.uuid == newest[run_id]}
 
 
 def _no_sweep(sweep: SweepPaths, removed: Removed | None) -> str:

@@ -154,9 +154,9 @@ class Summaries:
                 head = parse_record(data[:begin]) if data and begin else {}
                 if data and head.get("format") == _FORMAT and head.get("body") == f"{zlib.crc32(data[begin:]):08x}":
                     self._data = data
-                    found = [(match.start(), match[1].decode()) for match in _RUN.finditer(data, begin)]
-                    ends = [*(start for start, _ in found[1:]), len(data)]
-                    self._lines = {run_id: (start, end) for (start, run_id), end in zip(found, ends, strict=True)}
+                    matches = [(match.start(), match[1].decode()) for match in _RUN.finditer(data, begin)]
+                    ends = [*(start for start, _ in matches[1:]), len(data)]
+                    self._lines = {run_id: (start, end) for (start, run_id), end in zip(matches, ends, strict=True)}
         return self._lines
 
     def _parsed(self, run_id: str) -> Summary | None:

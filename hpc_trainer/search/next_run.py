@@ -198,11 +198,11 @@ def new_trial(search: Search, known: Sequence[Trial]) -> tuple[RunSpec, dict[str
     """
     settings, number = search.settings, len(known)
     rungs = bracket_of(search, number)
-    told = [*search.earlier, *told_of(search, known)] if settings.sampler in OF_OPTUNA else []
+    trials = [*search.earlier, *told_of(search, known)] if settings.sampler in OF_OPTUNA else []
     taken = {trial.run_id for trial in known}
     for tries in range(_TRIES):
         drawn = draw(
-            search.space, settings.sampler, told, seed=settings.seed, is_max=search.is_max, tries=tries, number=number
+            search.space, settings.sampler, trials, seed=settings.seed, is_max=search.is_max, tries=tries, number=number
         )  # fmt: skip
         spec = search.spec_of(drawn.params, rungs)
         if spec.run_id not in taken:

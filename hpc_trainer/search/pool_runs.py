@@ -50,7 +50,7 @@ class SearchRuns(RunSource):
     def next_run(self, turns: Turns, place: int) -> tuple[RunSpec, Turn] | None:
         """Claim a trial that a slot gave back or left, else a promoted or a new one; None if there is none now."""
         turns.look()
-        self._order = {each.uuid: number for number, each in enumerate(read_submissions(self._sweep))}
+        self._order = {submission.uuid: number for number, submission in enumerate(read_submissions(self._sweep))}
         try:
             self._trials.search = self._search()
             queue = Queue(self._missing)

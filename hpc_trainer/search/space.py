@@ -253,10 +253,10 @@ def every_point(space: Sequence[Dimension]) -> list[dict[str, Value]]:
 def difference(old: Sequence[Dimension], new: Sequence[Dimension]) -> str | None:
     """Return how two spaces differ, as the axes of both; None if they are equal."""
     before, now = ({dimension.key: dimension for dimension in space} for space in (old, new))
-    told = [f"{key} is new" for key in now if key not in before]
-    told += [f"{key} is missing" for key in before if key not in now]
-    told += [f"{before[key]} before, {now[key]} now" for key in now if key in before and before[key] != now[key]]
-    return "; ".join(told) or None
+    differences = [f"{key} is new" for key in now if key not in before]
+    differences += [f"{key} is missing" for key in before if key not in now]
+    differences += [f"{before[key]} before, {now[key]} now" for key in now if key in before and before[key] != now[key]]
+    return "; ".join(differences) or None
 
 
 # Draws without a model. Python's own generator gives the same numbers on every machine and version for a text seed.

@@ -186,10 +186,14 @@ def _account(shape: Shape, partition: Partition | None, limits: Limits) -> Itera
     account = limits.account_of(shape.account)
     if partition is None or account is None:
         return
-    allowed = partition.allow_accounts
-    above = limits.accounts_above(account.lower())  # an account that is allowed allows those below it
-    if (allowed is not None and not set(allowed) & {account, *above}) or account in partition.deny_accounts:
-        own = [account_name for account_name in own_accounts if allowed is None or account_name in allowed]
+    allowed, denied = partition.allow_accounts, partition.deny_accounts
+
+    def may_use(name: str) -> bool:
+        above = limits.accounts_above(name.lower())  # an account that is allowed allows those below it
+        return (allowed is None or not {name, *above}.isdisjoint(allowed)) and name not in denied
+
+    if not may_use(account):
+        own = [account_name for account_name in own_accounts if may_use(account_name)]
         fix = f"Use cluster.account={own[0]}." if own else "Use another partition."
         yield f"cluster.account={account} may not use partition {partition.name}. {fix}"
 

@@ -268,7 +268,7 @@ def _rename_within(target: SweepPaths) -> None:
 def _unpack_members(file: Path, folder: Path) -> tuple[str, dict[str, tuple[int, str]]]:
     """Unpack into an empty folder of this process; return the sweep's name and (size, checksum) of each file."""
     room = shutil.disk_usage(folder).free
-    found: dict[str, tuple[int, str]] = {}
+    checksums: dict[str, tuple[int, str]] = {}
     listed: dict[str, tuple[int, str]] | None = None
     own: str | None = None
     mode: Literal["r|*"] = "r|*"  # a stream: nothing seeks, and sizes are checked before anything is written
@@ -282,7 +282,7 @@ def _unpack_members(file: Path, folder: Path) -> tuple[str, dict[str, tuple[int,
                 raise RunStateError(f"{file} holds {name!r} beside {own!r}: an archive holds one sweep.")
             if member.isdir():
                 continue
-            if listed is not None or name in found:
+            if listed is not None or name in checksums:
                 raise RunStateError(f"{file} holds {name!r} twice, or after its list of files.")
             room -= member.size
             if room < 0:
@@ -292,14 +292,17 @@ def _unpack_members(file: Path, folder: Path) -> tuple[str, dict[str, tuple[int,
             if name == f"{own}/{MANIFEST}":
                 listed = _listed(content, member, file)
             else:
-                found[name] = member.size, _write(folder / name, content, is_program=bool(member.mode & stat.S_IXUSR))
+                checksums[name] = (
+                    member.size,
+                    _write(folder / name, content, is_program=bool(member.mode & stat.S_IXUSR)),
+                )
     if own is None or listed is None:
         raise RunStateError(
             f"{file} has no {MANIFEST} at its end: it was not written by `hpc-trainer archive`, or is truncated."
         )
     _check_name(own)
-    _compare(found, listed, file)
-    return own, found
+    _compare(checksums, listed, file)
+    return own, checksums
 
 
 def _checked(member: tarfile.TarInfo, file: Path, folder: Path) -> str:

@@ -91,7 +91,7 @@ def sizes_of_sweep(sweep: SweepPaths, deadline: float = math.inf) -> tuple[Size 
         sweep: the sweep.
         deadline: `time.monotonic()` after which no folder is walked any more; the size is then None.
     """
-    known = _read_walk(sweep)
+    walked = _read_walk(sweep)
     total: Size | None = Size(0, 1)
     records: dict[str, Mapping[str, Any]] = {}
     for entry, info in _entries(str(sweep.folder)):
@@ -99,7 +99,7 @@ def sizes_of_sweep(sweep: SweepPaths, deadline: float = math.inf) -> tuple[Size 
             total = None if total is None else total + Size(_bytes(info), 1)
             continue
         stamp = [info.st_mtime_ns, *(_mtime(f"{entry.path}/{name}") for name in _INSIDE)]
-        record = known.get(entry.name)
+        record = walked.get(entry.name)
         if record is None or record.get("stamp") != stamp:
             if time.monotonic() > deadline:
                 total = None
@@ -108,7 +108,7 @@ def sizes_of_sweep(sweep: SweepPaths, deadline: float = math.inf) -> tuple[Size 
             record = {"stamp": stamp, "bytes": size.num_bytes, "inodes": size.inodes, "metrics": _metrics(entry.path)}
         records[entry.name] = record
         total = None if total is None else total + Size(record["bytes"], record["inodes"])
-    if records != known:
+    if records != walked:
         _write_walk(sweep, records)
     return total, records
 
@@ -191,8 +191,8 @@ def best_of(specs: Mapping[str, RunSpec], folders: Mapping[str, Mapping[str, Any
     values = {run_id: folders[run_id]["metrics"] for run_id in specs if run_id in folders}
     kept = kept_by(specs.values())
     for metric in dict.fromkeys((kept.keep_best, *USUAL_METRICS)):
-        found = [(float(each[metric]), run_id) for run_id, each in values.items() if metric in each]
-        numbers = [pair for pair in found if pair[0] == pair[0]]  # NaN is no best
+        candidates = [(float(metrics[metric]), run_id) for run_id, metrics in values.items() if metric in metrics]
+        numbers = [pair for pair in candidates if pair[0] == pair[0]]  # NaN is no best
         if metric is not None and numbers:
             value, run_id = (min if is_best_small(kept, metric) else max)(numbers)
             return metric, value, run_id

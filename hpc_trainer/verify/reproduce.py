@@ -180,7 +180,7 @@ def copy_of(spec: RunSpec, sweep: SweepPaths, overrides: Sequence[str], *, may_d
 
     Args:
         overrides: overrides of `cluster.*` and `hardware.*`. With `cluster.executor=slurm` the copy runs on Slurm,
-        otherwise on this machine.
+            otherwise on this machine.
         may_differ: allow hardware changes that affect results: other ranks, another kind of device.
 
     Raises:

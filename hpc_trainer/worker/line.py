@@ -88,7 +88,11 @@ def release_behind(paths: RunPaths) -> bool:
     """
     write_json(paths.canary_end, {"time": time.time(), "released": False})
     sweep = SweepPaths(paths.folder.parent)
-    arrays = [each for each in read_submissions(sweep) if paths.run_id in each.canaries and each.job_id is not None]
+    arrays = [
+        submission
+        for submission in read_submissions(sweep)
+        if paths.run_id in submission.canaries and submission.job_id is not None
+    ]
     ready = [str(array.job_id) for array in arrays if have_done_their_work(sweep, array)]
     refused = release_jobs(ready, timeout_s=WORKER_TIMEOUT_S) if ready else []
     for line in refused:
@@ -160,8 +164,10 @@ def stop_the_line(paths: RunPaths, stop_after_alike: int, cause: str, error: Map
         why = f"the first {len(alike)} runs failed alike, {what} ({', '.join(alike[:3])})"
         write_hold(sweep.hold, why)
         print(f"{why}. What waits of the sweep {sweep.name} is held.", flush=True)
-        submissions = [each for each in read_submissions(sweep) if each.executor == "slurm"]
-        _hold_in_time([each.job_id for each in submissions[-_MOST_ARRAYS:] if each.job_id is not None])
+        submissions = [submission for submission in read_submissions(sweep) if submission.executor == "slurm"]
+        _hold_in_time(
+            [submission.job_id for submission in submissions[-_MOST_ARRAYS:] if submission.job_id is not None]
+        )
     except (OSError, HpcTrainerError) as failure:
         print(f"the line was not stopped: {failure}", flush=True)
 

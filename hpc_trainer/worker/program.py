@@ -416,8 +416,8 @@ class _Rank:
             if self._is_cancelled.has_come():
                 self._stop.request("CANCEL marker")
             elif self._paths.program_stop(self._attempt).name in present:
-                told = read_json(self._paths.program_stop(self._attempt), Faults()) or {}
-                self._stop.request(RUNG if told.get("why") == RUNG else "another rank")
+                record = read_json(self._paths.program_stop(self._attempt), Faults()) or {}
+                self._stop.request(RUNG if record.get("why") == RUNG else "another rank")
         return self._stop.is_set
 
     def _tell_stop(self) -> None:

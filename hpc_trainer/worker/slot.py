@@ -193,7 +193,7 @@ class ListedRuns(RunSource):
                 return self._specs[run_id], turn
             turns.look()  # another slot is ahead of this one
         turns.look()
-        self._order = {each.uuid: number for number, each in enumerate(read_submissions(self._sweep))}
+        self._order = {submission.uuid: number for number, submission in enumerate(read_submissions(self._sweep))}
         queue = Queue(self._missing)
         for run_id in self._specs:
             if self._may_take(run_id, turns, queue):
@@ -284,7 +284,7 @@ def _settle(sweep: SweepPaths, turn: Turn, turns: Turns) -> bool:
 def _attempt_of(paths: RunPaths, turn: Turn) -> Attempt | None:
     """Return the attempt of a turn, by its journal; None if it has not begun."""
     key = turn.holder.job_id, turn.number
-    return next((each for each in Journal(paths).read() if (each.job_id, each.restart_count) == key), None)
+    return next((attempt for attempt in Journal(paths).read() if (attempt.job_id, attempt.restart_count) == key), None)
 
 
 def source_of(sweep: SweepPaths, pool: Submission, element: int) -> RunSource:
@@ -392,12 +392,12 @@ class Slot:
         for place in free:
             if self._must_leave():
                 return
-            found = self._source.next_run(self._turns, place.number)
-            if found is None:
+            claimed = self._source.next_run(self._turns, place.number)
+            if claimed is None:
                 # Each look may ask Slurm: a place that stays free asks ever less.
                 self._looked, self._again_s = time.monotonic(), min(2 * self._again_s, _LONGEST_AGAIN_S)
                 return
-            place.spec, place.turn = found
+            place.spec, place.turn = claimed
             self._start(place)
 
     def _is_held(self) -> bool:
@@ -536,18 +536,20 @@ def _fork(work: Callable[[], int]) -> int:
 
 def _places(count: int, spec: RunSpec, element: int, env: RankEnv) -> list[_Place]:
     """Return the places of a slot, each with its share of the GPUs and cores that the slot sees."""
-    each = spec.shape.gpus_per_node
+    num_gpus = spec.shape.gpus_per_node
     named = named_gpus()
     is_local = not env.job_id[:1].isdecimal()
-    first = element * count * each if is_local else 0  # local slots share one machine
-    gpus = (named or [str(index) for index in range(first + count * each)])[first:]
+    first = element * count * num_gpus if is_local else 0  # local slots share one machine
+    gpus = (named or [str(index) for index in range(first + count * num_gpus)])[first:]
     cores: list[list[int]] = [[] for _ in range(count)]
     if count > 1 and not is_local:
         own = sorted(os.sched_getaffinity(0))
         if len(own) >= count:
             cores = shares(own, count, 1)
     return [
-        _Place(number=number, gpus=tuple(gpus[number * each : (number + 1) * each]), cores=frozenset(cores[number]))
+        _Place(
+            number=number, gpus=tuple(gpus[number * num_gpus : (number + 1) * num_gpus]), cores=frozenset(cores[number])
+        )
         for number in range(count)
     ]
 
@@ -584,7 +586,7 @@ def _state_after(paths: RunPaths, turn: Turn, place: _Place, env: RankEnv) -> Ru
 
 def run_slot(sweep: SweepPaths, uuid: str, stop: StopFlag, run_turn: RunTurn, slots: int = 0) -> int:
     """Run one slot of a pool, or all `slots` of a local pool, and return the exit code."""
-    pool = next((each for each in read_submissions(sweep) if each.uuid == uuid), None)
+    pool = next((submission for submission in read_submissions(sweep) if submission.uuid == uuid), None)
     if pool is None:
         raise RunStateError(f"{sweep.folder} holds no pool {uuid}.")
     if slots:
@@ -596,10 +598,10 @@ def run_slot(sweep: SweepPaths, uuid: str, stop: StopFlag, run_turn: RunTurn, sl
 def _run_local(sweep: SweepPaths, pool: Submission, stop: StopFlag, run_turn: RunTurn, slots: int) -> int:
     """Fork the slots of a local pool, and wait for them; pass a stop signal on to each."""
     children = [_fork(functools.partial(_run_local_slot, sweep, pool, element, run_turn)) for element in range(slots)]
-    told, codes = False, []
+    is_passed_on, codes = False, []
     while children:
-        if stop.is_set and not told:
-            told = True
+        if stop.is_set and not is_passed_on:
+            is_passed_on = True
             for pid in children:
                 os.kill(pid, signal.SIGTERM)
         for pid in list(children):

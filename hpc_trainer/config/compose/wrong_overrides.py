@@ -58,8 +58,8 @@ def wrong_value(key: str, message: str, line: str | None) -> str | None:
     if kind is list:
         items = typing.get_args(hint)[0]
         of_names = typing.get_origin(items) is dict or dataclasses.is_dataclass(items)
-        known = {str: "texts", float: "numbers", int: "whole numbers"}
-        kinds = "names with values" if of_names else known.get(items, "values")
+        nouns = {str: "texts", float: "numbers", int: "whole numbers"}
+        kinds = "names with values" if of_names else nouns.get(items, "values")
         return f"{what} must be a list of {kinds}. Use '{name}={_example_list(declared, items)}'."
     if kind is dict:
         return f"{what} must be names with values. Add them one by one: +{name}.NAME=VALUE."

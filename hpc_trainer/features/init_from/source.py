@@ -115,10 +115,10 @@ def _as_awaited(config: InitFromConfig, runs_dir: Path) -> InitFromConfig | None
             )
         awaits = chain.digest_of(f"best by {metric}, {config.checkpoint.value}", specs.values())
     else:
-        found = _unfinished_run(named, runs_dir)
-        if found is None:
+        unfinished = _unfinished_run(named, runs_dir)
+        if unfinished is None:
             return None
-        awaited, awaits = found, awaited_digest(found, config.checkpoint)
+        awaited, awaits = unfinished, awaited_digest(unfinished, config.checkpoint)
     if config.digest is not None:
         raise ConfigError(
             f"init_from.digest={config.digest} is the content of a complete source, and {named} is not complete. Leave "
@@ -181,8 +181,13 @@ def resolve_awaited(config: InitFromConfig, runs_dir: Path) -> tuple[InitFromCon
     else:
         awaited = chain.find_awaited(named, runs_dir, "init_from")
         run = awaited.sweep.run(str(awaited.run_id))
-    found = _as_there(dataclasses.replace(config, path=str(run.folder)), runs_dir)
-    return found, {"path": found.path, "digest": found.digest, "run": f"{run.folder.parent.name}/{run.run_id}", **facts}
+    resolved_config = _as_there(dataclasses.replace(config, path=str(run.folder)), runs_dir)
+    return resolved_config, {
+        "path": resolved_config.path,
+        "digest": resolved_config.digest,
+        "run": f"{run.folder.parent.name}/{run.run_id}",
+        **facts,
+    }
 
 
 def is_checkpoint(place: Path) -> bool:

@@ -109,7 +109,7 @@ def _take_shared(paths: SweepPaths, archive: Path, snapshot: Snapshot) -> bool:
 
 
 def _share(paths: SweepPaths, archive: Path) -> None:
-    """Give a new archive a name from which later sweeps take it. Never raises: without it they write copies."""
+    """Give a new archive a name from which later sweeps take it. Never raises: without that name they write copies."""
     shared = _shared(paths, archive)
     with contextlib.suppress(OSError, HpcTrainerError):
         make_folder(shared.parent)

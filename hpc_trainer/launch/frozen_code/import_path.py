@@ -76,7 +76,7 @@ def safe_path(path: Sequence[str]) -> list[str]:
         here = Path.cwd()
     except FileNotFoundError:  # deleted meanwhile
         here = Path()
-    for entry in dict.fromkeys(os.path.normpath(here / each) for each in path):
+    for entry in dict.fromkeys(os.path.normpath(here / folder) for folder in path):
         groups[_danger(entry)].append(entry)
     if groups[1]:
         sys.stderr.write(f"others may write {', '.join(groups[1])}: looked in after what is installed.\n")

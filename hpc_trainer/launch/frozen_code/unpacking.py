@@ -134,7 +134,7 @@ def file_system_of(folder: str) -> str | None:
     Args:
         folder: path without symbolic links.
     """
-    found: tuple[int, str | None] = (-1, None)
+    longest: tuple[int, str | None] = (-1, None)
     try:
         lines = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
     except OSError:
@@ -143,10 +143,10 @@ def file_system_of(folder: str) -> str | None:
         place, _, rest = line.partition(" - ")
         mount = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), place.split(" ")[4])
         if folder == mount or folder.startswith(mount.rstrip("/") + "/"):
-            found = max(found, (len(mount), rest.split(" ")[0]), key=lambda each: each[0])
-            if found[0] == len(mount):  # the later of two mounts at one place hides the earlier one
-                found = len(mount), rest.split(" ")[0]
-    return found[1]
+            longest = max(longest, (len(mount), rest.split(" ")[0]), key=lambda pair: pair[0])
+            if longest[0] == len(mount):  # the later of two mounts at one place hides the earlier one
+                longest = len(mount), rest.split(" ")[0]
+    return longest[1]
 
 
 def _copy_in(place: str, name: str, files: Files) -> Path | str:

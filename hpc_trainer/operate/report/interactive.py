@@ -450,7 +450,7 @@ def find_importance(tables: Sequence[ResultTable]) -> Mapping[str, Any]:
         answered = ask("hpc_trainer.worker.importance", "importance", {"metrics": asked})
     except (HpcTrainerError, OSError) as error:
         return {"importance": {}, "importance_note": f"not known: {error}"}
-    found = {
+    importance = {
         metric: sorted(
             ({"axis": axis, "share": share, "std": std} for axis, (share, std) in zip(varied, pairs, strict=True)),
             key=lambda one: -float(one["share"]),
@@ -458,4 +458,4 @@ def find_importance(tables: Sequence[ResultTable]) -> Mapping[str, Any]:
         for metric, pairs in answered.items()
     }
     note = "A random forest's decisions by axis, over complete runs; bars show how far its trees differ."
-    return {"importance": found, "importance_note": note}
+    return {"importance": importance, "importance_note": note}

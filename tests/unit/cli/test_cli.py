@@ -473,7 +473,7 @@ def test_submitting_in_words_and_again(cli: Cli) -> None:
     cli("cancel", "train")
     out = cli("submit", "seed=0")[1]
     assert "1 cancelled run(s) stay cancelled; " in out
-    assert re.search(r"hpc-trainer retry \S+-s0-\w+ brings that one back\.", out), out
+    assert re.search(r"hpc-trainer retry \S+-s0-\w+ restarts it\.", out), out
 
 
 def test_values_with_brackets_are_shown_as_they_are(cli: Cli, runs_dir: Path) -> None:

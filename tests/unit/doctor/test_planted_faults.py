@@ -226,6 +226,17 @@ def test_a_disk_without_inodes_is_named(mounted: Callable[[str], Path]) -> None:
 
 
 @needs_root
+def test_a_disk_with_room_for_nothing_breaks_no_promise(mounted: Callable[[str], Path]) -> None:
+    place = mounted("size=64k,nr_inodes=4,mode=0755")  # room for the folder of the probe, and for little in it
+    assert sorted(problems(folder(place))) == ["room", "runs folder"]
+
+
+def test_a_link_to_nowhere_in_place_of_the_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "scratch").symlink_to(tmp_path / "unmounted")
+    the_only(folder(tmp_path / "scratch" / "runs"), "runs folder", "No such file or directory", "HPC_TRAINER_RUNS")
+
+
+@needs_root
 def test_a_folder_that_is_read_only_is_named(mounted: Callable[[str], Path]) -> None:
     the_only(folder(mounted("ro,size=20g,mode=0755")), "runs folder", "Read-only file system", "HPC_TRAINER_RUNS")
 
@@ -456,6 +467,33 @@ def test_a_fine_machine_is_told_in_a_line_for_each_check(
     assert code == 0
     assert [line for line in lines if not line.startswith("OK ")] == []
     assert f"0 broken, 0 to look at, {len(lines)} fine" in last
+
+
+def test_settings_that_cannot_be_read_are_named_beside_all_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], no_slurm: None
+) -> None:
+    own = tmp_path / "hpc_trainer" / "config.yaml"
+    own.parent.mkdir()
+    own.write_text("cluster: [\n")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HPC_TRAINER_RUNS", raising=False)
+    code, said = run(["doctor", "--json"], monkeypatch, capsys)
+    told: dict[str, Any] = json.loads(said)
+    assert code == 1
+    (finding,) = (each for each in told["findings"] if each["status"] != "ok")
+    assert finding["check"] == "settings"
+    assert str(own) in finding["what"]
+    assert len(told["findings"]) > 10
+
+
+def test_a_current_folder_that_was_removed_is_named(tmp_path: Path) -> None:
+    for words in ("doctor", "plan experiment=digits"):
+        script = f"mkdir gone; cd gone; rmdir ../gone; exec {sys.executable} -m hpc_trainer {words}"
+        done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        assert "Traceback" not in done.stderr
+        assert "The current folder was removed" in done.stderr
 
 
 def test_nothing_imports_torch(tmp_path: Path) -> None:

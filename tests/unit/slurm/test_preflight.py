@@ -46,6 +46,20 @@ def test_what_fits_has_no_problem() -> None:
     assert _problems(constraint="[ib*2&eth*1]") == [], "left to Slurm"
 
 
+def test_the_account_of_a_fix_may_use_the_partition() -> None:
+    """A partition that denies an account has no list of those that it allows."""
+    for partition in (
+        dataclasses.replace(GPU, allow_accounts=None, deny_accounts=("lab",)),
+        dataclasses.replace(GPU, allow_accounts=("poor",)),
+    ):
+        limits = dataclasses.replace(LIMITS, partitions={"gpu": partition})
+        assert _problems(limits) == [
+            "cluster.account=lab may not use partition gpu. Use cluster.account=poor. (hardware=mine)"
+        ]
+    alone = dataclasses.replace(limits, associations=LIMITS.associations[:1])
+    assert _problems(alone) == ["cluster.account=lab may not use partition gpu. Use another partition. (hardware=mine)"]
+
+
 def test_nothing_known_is_no_problem() -> None:
     assert _problems(Limits(), partition="x", account="y", qos="z", time_limit_min=10**6, num_nodes=99) == []
 
