@@ -14,7 +14,7 @@ from tests.integration.conftest import LocalDriver
 
 pytest.importorskip("textual", reason="textual is not installed: pip install 'hpc_trainer[top]'")
 
-from hpc_trainer.cli.top import TopApp  # noqa: E402
+from hpc_trainer.cli.top import TopApp
 
 PATIENCE_S = 120.0
 WORDS = ("cluster=local", "monitor.heartbeat_every_s=0", "snapshot=off")
