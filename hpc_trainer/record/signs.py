@@ -20,7 +20,7 @@ class Sign:
     """
 
     name: str
-    pattern: re.Pattern[str]
+    pattern: str
     says: str
     advice: tuple[str, ...]
     is_of_node: bool = False
@@ -30,7 +30,7 @@ class Sign:
 
 
 def _sign(name: str, pattern: str, says: str, *advice: str, is_of_node: bool = False) -> Sign:
-    return Sign(name, re.compile(pattern), says, advice, is_of_node)
+    return Sign(name, pattern, says, advice, is_of_node)
 
 
 _MAX_CHARS, _MAX_FOUND = 500, 80
@@ -442,7 +442,7 @@ def sign_of(lines: Iterable[str]) -> Sign | None:
     lines = [*lines]
     for line in reversed(_telling(lines)):
         for sign in SIGNS:
-            match = sign.pattern.search(line[:_MAX_CHARS])
+            match = re.search(sign.pattern, line[:_MAX_CHARS])  # compiled here once: `status` loads them and needs none
             if match is not None:
                 named = next((group for group in match.groups() if group), "")[:_MAX_FOUND]
                 says = sign.says
