@@ -31,7 +31,7 @@ from hpc_trainer.operate.where import parse_where
 from hpc_trainer.operate.why import Why, explain
 from hpc_trainer.record.layout import OTHER_FOLDER
 from hpc_trainer.record.metrics import read_metrics
-from hpc_trainer.record.status import SweepStatus, metrics_now, read_status
+from hpc_trainer.record.status import SweepStatus, metrics_now, outcome_metrics, read_status
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -105,6 +105,7 @@ def sync(*names: str, sweep: str | None = None, to: str | None = None, runs_dir:
 
 
 T = TypeVar("T")
+_CAUSE = 80  # characters of a cause in a table; `why` has all of it
 
 
 class Best(BestRun):
@@ -128,21 +129,32 @@ class Rows(list[T]):
 
 
 class Sweep(SweepStatus):
-    """Status of every run of a sweep, which a notebook shows as a table."""
+    """Status of every run of a sweep, which a notebook shows as a table, and a prompt as one line."""
+
+    def __repr__(self) -> str:
+        return f"<Sweep {self.sweep.name}: {', '.join(f'{count} {state}' for state, count in self.counts.items())}>"
 
     def _repr_html_(self) -> str:
-        metrics = metrics_now(self, self.runs)
+        metrics = {run_id: found for run_id, (found, _) in metrics_now(self, self.runs).items()}
         rows = [
             {"run_id": run.run_id, "state": run.state.value, "step": run.progress, "node": run.node,
-             **metrics[run.run_id][0], "cause": run.reason}
+             **{key: metrics[run.run_id][key] for key in metrics[run.run_id].keys() & {"loss"}},
+             **outcome_metrics(run, metrics[run.run_id])}
             for run in self.runs
         ]  # fmt: skip
+        columns = list(dict.fromkeys(column for row in rows for column in row))
+        for row, run in zip(rows, self.runs, strict=True):
+            row["cause"] = run.reason if run.reason is None or len(run.reason) <= _CAUSE else f"{run.reason[:_CAUSE]}.."
         notes = "".join(f"<p>{html.escape(visible(note))}</p>" for note in self.notes)
-        return html_text(ResultTable(rows=rows, axes=(), metrics=(), costs=())) + notes
+        table = ResultTable(rows=rows, axes=(), metrics=(), costs=(), chosen=[*columns, "cause"])
+        return html_text(table) + notes
 
 
 class Explanation(Why):
-    """Explanation of one run, which a notebook shows as text."""
+    """Explanation of one run, which a notebook shows as text, and a prompt as one line."""
+
+    def __repr__(self) -> str:
+        return f"<Explanation of {self.run_id}: {self.state.value}, {self.diagnosis}: {visible(self.verdict)}>"
 
     def _repr_html_(self) -> str:
         parts = [f"<p><b>{html.escape(visible(self.run_id))}</b> {self.state.value}: {html.escape(self.verdict)}</p>"]

@@ -164,14 +164,14 @@ _FIRST = "".join(
         {letter for word in SECRET_NAME_ENDS for letter in (word[0], word[0].upper())} | {token[0] for token in _TOKENS}
     )
 )
-_IN_CODE = re.compile(rf"(?=[{_FIRST}])(?<![a-zA-Z])(?:{_END}{_QUOTED}|{_FORMS})")
-_IN_TEXT = re.compile(rf"(?=[{_FIRST}])(?<![a-zA-Z])(?:{_END}(?:{_QUOTED}|{_UNQUOTED})|{_FORMS})")
+# Texts, which `re` compiles at their first use and keeps: most commands redact nothing.
+_IN_CODE = rf"(?=[{_FIRST}])(?<![a-zA-Z])(?:{_END}{_QUOTED}|{_FORMS})"
+_IN_TEXT = rf"(?=[{_FIRST}])(?<![a-zA-Z])(?:{_END}(?:{_QUOTED}|{_UNQUOTED})|{_FORMS})"
 # name=value and name: value in code: only a line without anything else, as in a .env file.
-_LINE = re.compile(
-    rf"^(?=.{{8}})((?:[+\- ]?export | )?[\w.+~-]+(?=[=:] ?[^\s\"',;()\[\]{{}}]{{4,}}$)"
+_LINE = (
+    rf"(?m)^(?=.{{8}})((?:[+\- ]?export | )?[\w.+~-]+(?=[=:] ?[^\s\"',;()\[\]{{}}]{{4,}}$)"
     rf"{_just_before(SECRET_NAME_ENDS)}[=:] ?)"
-    rf"(?!{_PATH}|{_SCALAR}$)[^\s\"',;()\[\]{{}}]+$",
-    re.MULTILINE,
+    rf"(?!{_PATH}|{_SCALAR}$)[^\s\"',;()\[\]{{}}]+$"
 )
 _URL = re.compile(r"(://)(?![^/\s@\"'<>]*\[redacted\])[^/\s@\"'<>]+(?=@)")
 _BEARER = re.compile(r"(earer )(?<=[Bb]earer )[\w.~+/=-]{8,}")
@@ -204,7 +204,7 @@ class Redaction:
         """Return code without secrets; in code, `token=value` mostly names a variable and stays."""
         return self._without(text, _IN_CODE)
 
-    def _without(self, text: str, named: re.Pattern[str]) -> str:
+    def _without(self, text: str, named: str) -> str:
         for value in self.secrets:
             if value in text:
                 self.count += text.count(value)
@@ -212,9 +212,9 @@ class Redaction:
         text = _PRIVATE_KEY.sub(self._key, text)
         count = 0
         for pattern in (_URL, _BEARER, _WEB_TOKEN, _LINE):
-            text, num_hits = pattern.subn(_after_begin, text)
+            text, num_hits = re.subn(pattern, _after_begin, text)
             count += num_hits
-        text, num_hits = named.subn(_after_sign, text)
+        text, num_hits = re.subn(named, _after_sign, text)
         self.count += count + num_hits
         return text
 

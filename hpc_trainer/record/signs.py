@@ -20,7 +20,7 @@ class Sign:
     """
 
     name: str
-    pattern: re.Pattern[str]
+    pattern: str
     says: str
     advice: tuple[str, ...]
     is_of_node: bool = False
@@ -35,7 +35,7 @@ def _sign(
     name: str, pattern: str, says: str, *advice: str, is_of_node: bool = False,
     finds: Callable[[Sequence[str]], str] | None = None,
 ) -> Sign:  # fmt: skip
-    return Sign(name, re.compile(pattern), says, advice, is_of_node, finds)
+    return Sign(name, pattern, says, advice, is_of_node, finds)
 
 
 _ENQUEUED = re.compile(r"Rank (\d+)\].*last enqueued NCCL work: (\d+)")
@@ -461,7 +461,7 @@ def sign_of(lines: Iterable[str]) -> Sign | None:
     lines = [*lines]
     for line in reversed(_telling(lines)):
         for sign in SIGNS:
-            match = sign.pattern.search(line[:_MAX_CHARS])
+            match = re.search(sign.pattern, line[:_MAX_CHARS])  # compiled here once: `status` loads them and needs none
             if match is not None:
                 named = next((group for group in match.groups() if group), "")[:_MAX_FOUND]
                 shown = named if sign.finds is None else sign.finds(lines)

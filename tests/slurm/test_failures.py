@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,7 +56,9 @@ def _seen(driver: Driver, sweep: str, label: str, records: list[dict[str, Any]])
         driver.slurm.wait_for(has_ended, 60, f"the end of {run['job_id']} in the accounting")
     folder = driver.run_folder(sweep)
     names = [path.relative_to(folder) for path in (*folder.glob("attempt-*.jsonl"), *folder.glob("logs/*.rank-0.log"))]
-    files = {str(name): plain((folder / name).read_text()) for name in names}
+    # The unit tests lay the run out as an element of job 500.
+    texts = {str(name): plain((folder / name).read_text()) for name in names}
+    files = {name: re.sub(rf"\b{run['job_id']}\b", "500_0", text) for name, text in texts.items()}
     output = driver.runs / sweep / "slurm" / f"{run['job_id']}.out"
     if output.exists() and not is_waiting:
         files["slurm/500_0.out"] = plain(output.read_text())
@@ -113,6 +116,35 @@ def test_what_a_run_waits_for_and_how_it_ends(driver: Driver) -> None:
     run("scontrol", "update", f"jobid={job_id}", f"dependency=afterok:{broken}")
     driver.slurm.wait_for(lambda: driver.slurm.job(job_id)["Reason"] == "DependencyNeverSatisfied", 60, "the reason")
     _seen(driver, "follows", "DependencyNeverSatisfied", records)
+    _keep(records)
+
+
+@pytest.mark.long
+def test_a_lost_node_and_a_time_limit_without_progress(driver: Driver) -> None:
+    """With HPC_TRAINER_UPDATE_GOLDEN=1 the corpus gets these cases anew."""
+    records: list[dict[str, Any]] = []
+    slurm, words = driver.slurm, ("--command", "sleep 600", "hardware=testbed_x1")
+    driver.submit(*words, "sweep_name=lost")
+    slurm.wait_for(lambda: driver.attempts("lost", "start"), 120, "the start")
+    job_id = driver.only_run("lost")["job_id"]
+    slurm.run("scontrol", "update", f"jobid={job_id}", "requeue=0")  # else it comes back by itself
+    node = slurm.job(job_id)["NodeList"]
+    slurm.cut_power(node)
+    slurm.give_up(node)
+    driver.wait_for_states("lost", "NODE_FAIL")
+    _seen(driver, "lost", "node_fail", records)
+    driver.submit(*words, "hardware.time_limit_min=1", "cluster.max_no_progress=1", "sweep_name=limit")
+    slurm.wait_for(lambda: driver.attempts("limit", "end"), 200, "the time limit")
+    (end,) = driver.attempts("limit", "end")
+    assert (end["cause"], end["action"]) == ("timeout", "requeue")
+    driver.start_again(driver.only_run("limit")["job_id"])
+    driver.wait_for_states("limit", "FAILED")
+    _seen(driver, "limit", "no_progress", records)
+    _keep(records)
+
+
+def _keep(records: list[dict[str, Any]]) -> None:
+    """Let the records replace those of their cases in the corpus, if it is recorded anew."""
     if os.environ.get("HPC_TRAINER_UPDATE_GOLDEN"):
         names = {record["case"] for record in records}
         kept = [line for line in CORPUS.read_text().splitlines() if json.loads(line)["case"] not in names]

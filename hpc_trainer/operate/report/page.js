@@ -75,6 +75,29 @@
     most: 50, smooth: 0, logX: false, logY: false, band: "", metric: data.metric || metricNames[0] || curveNames[0] || "",
     run: data.first,
   };
+
+  // --- the address keeps what the table shows: a reload has it too, and so has whoever gets the address ---
+
+  const usual = { sort: state.sort, isUp: state.isUp, columns: [...state.columns].join("\n") };
+  const recall = () => {
+    const kept = new URLSearchParams(location.hash.slice(1)), names = columns.map((column) => column.name);
+    state.search = kept.get("search") || "";
+    state.filters = Object.fromEntries(names.filter((name) => kept.get(`filter.${name}`)).map((name) => [name, kept.get(`filter.${name}`)]));
+    if (kept.has("column")) state.columns = new Set(kept.getAll("column").filter((name) => names.includes(name)));
+    for (const name of Object.keys(state.filters)) state.columns.add(name);
+    if (names.includes(kept.get("sort"))) { state.sort = kept.get("sort"); state.isUp = kept.has("up"); }
+  };
+  const keep = () => {
+    const kept = new URLSearchParams();
+    if (state.search) kept.set("search", state.search);
+    for (const [name, filter] of Object.entries(state.filters)) if (filter.trim()) kept.set(`filter.${name}`, filter);
+    if (state.sort !== usual.sort || state.isUp !== usual.isUp) { kept.set("sort", state.sort); if (state.isUp) kept.set("up", "yes"); }
+    if ([...state.columns].join("\n") !== usual.columns) for (const name of state.columns) kept.append("column", name);
+    const text = kept.toString();
+    if (text !== location.hash.slice(1) && (text || location.hash.includes("="))) history.replaceState(null, "", `#${text}`);
+  };
+  recall();
+
   const operators = {
     ">": (a, b) => a > b, "<": (a, b) => a < b, ">=": (a, b) => a >= b, "<=": (a, b) => a <= b,
     "=": (a, b) => a === b, "!=": (a, b) => a !== b,
@@ -283,17 +306,18 @@
     more.textContent = `Show all ${visible.length} rows`;
     redraw();
     legend();
+    keep();
   };
   const runsSection = () => section("runs", "Runs",
     el("div", { className: "bar" },
-      el("label", {}, "Search", el("input", { type: "search", id: "search", oninput: (event) => { state.search = event.target.value; update(false); } })),
+      el("label", {}, "Search", el("input", { type: "search", id: "search", value: state.search, oninput: (event) => { state.search = event.target.value; update(false); } })),
       count,
       el("button", { type: "button", id: "clear", onclick: () => {
         state.filters = {}; state.search = ""; byId("search").value = ""; state.off.clear(); update();
       } }, "Clear filters")),
     el("details", { className: "noprint", id: "columns" }, el("summary", {}, "Columns, and how to filter"),
       el("p", { className: "soft" }, "A filter is a part of the text, or >1e-3, >=1 <5, 1..5, =x, !=x. A title sorts, the best first. Charts below show the rows that fit, in this order."),
-      el("div", {}, ...columns.map((column) => check(column.name, column.shown, (isOn) => {
+      el("div", {}, ...columns.map((column) => check(column.name, state.columns.has(column.name), (isOn) => {
         if (isOn) state.columns.add(column.name); else state.columns.delete(column.name);
         update();
       })))),
@@ -643,6 +667,12 @@
   if (runs.length) showRun();
   document.addEventListener("keydown", (event) => {
     if (event.key === "/" && !/INPUT|SELECT/.test(event.target.tagName)) { event.preventDefault(); byId("search").focus(); }
+  });
+  window.addEventListener("hashchange", () => {
+    if (!location.hash.includes("=")) { keep(); return; }  // a link to a section of this page
+    recall();
+    byId("search").value = state.search;
+    update();
   });
   let before = null;
   window.addEventListener("beforeprint", () => { before = theme; useTheme("light"); recolour(); redraw(true); });

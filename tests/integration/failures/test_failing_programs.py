@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.integration.failures.test_watchdog import DATA, WORDS
 from tests.programs.failing import CGROUPS, LABELS, SAYS
 from tests.starting_points import PROGRAMS
 
@@ -23,9 +24,9 @@ CORPUS = Path(__file__).parents[2] / "unit" / "operate" / "failures.jsonl"
 
 def plain(text: str) -> str:
     """A recorded text without the names of this machine, and without checksums, which would no longer fit."""
-    text = re.sub(r"/tmp/pytest-of-[^\"\s]*?/(?=failing\.py)", "/home/anna/project/", text)
-    text = re.sub(r"/tmp/pytest-of-[^\"\s:]*", "/home/anna/project", text)
-    text = re.sub(r"/[^\"\s:]*/slurm_script", "/var/spool/slurmd/job7/slurm_script", text)
+    text = re.sub(r"/tmp/pytest-of-[^\"\s\\]*?/(?=failing\.py)", "/home/anna/project/", text)
+    text = re.sub(r"/tmp/pytest-of-[^\"\s:\\]*", "/home/anna/project", text)  # no backslash: that of a quote in JSON
+    text = re.sub(r"/[^\"\s:\\]*/slurm_script", "/var/spool/slurmd/job7/slurm_script", text)
     for prefix in {sys.prefix, sys.base_prefix, str(Path(pytest.__file__).parents[4])}:
         text = text.replace(prefix, "/home/anna/env")
     text = text.replace(f'"{platform.node()}"', '"node1"').replace(f'"{platform.node()}:', '"node1:')
@@ -47,16 +48,36 @@ def test_why_names_the_reason_of_each(local: LocalDriver) -> None:
     cases = {run["axes"]["params.case"]: run["run_id"] for run in local.json("status", "bad")["runs"]}
     found = {case: runs[run_id]["diagnosis"] for case, run_id in cases.items()}
     if os.environ.get("HPC_TRAINER_UPDATE_GOLDEN"):
-        records = [_record(local.runs / "bad" / run_id, case) for case, run_id in cases.items()]
+        records = [_record(local.runs / "bad" / run_id, case, labels[case]) for case, run_id in cases.items()]
         kept = [json.loads(line) for line in CORPUS.read_text().splitlines()] if CORPUS.exists() else []
         records += [record for record in kept if record["case"] not in labels]
         CORPUS.write_text("".join(json.dumps(record) + "\n" for record in records))
     assert found == labels
 
 
-def _record(folder: Path, case: str) -> dict[str, object]:
+@pytest.mark.long
+@pytest.mark.dist
+def test_why_names_the_reason_of_runs_that_train(local: LocalDriver) -> None:
+    """A run whose gradients are NaN, and one with a rank that hangs. They join the corpus as above."""
+    (local.folder / "standing.py").write_text(DATA)
+    sweeps = {
+        "diverged": ("experiment=digits", "cluster=local", "optim=sgd", "optim.lr=1e10", "train.num_steps=100"),
+        "stuck": (*WORDS, "+data.kwargs.how=hangs", "--trust", "standing"),
+    }
+    records = []
+    for label, words in sweeps.items():
+        assert local.run("submit", *words, f"sweep_name={label}", "--wait", check=False).returncode == 1
+        assert local.json("why", label)["diagnosis"] == label
+        record = _record(local.run_folder(label), label, label)
+        records.append({**record, "source": "tests/integration/failures/test_failing_programs.py"})
+    if os.environ.get("HPC_TRAINER_UPDATE_GOLDEN"):
+        kept = [line for line in CORPUS.read_text().splitlines() if json.loads(line)["case"] not in sweeps]
+        CORPUS.write_text("".join(f"{line}\n" for line in (*kept, *map(json.dumps, records))))
+
+
+def _record(folder: Path, case: str, label: str) -> dict[str, object]:
     files = {name: plain((folder / name).read_text()) for name in ("attempt-000.jsonl", "logs/attempt-000.rank-0.log")}
     return {
-        "case": case, "label": LABELS[case], "source": SAYS[case][1] if case in SAYS else "tests/programs/failing.py",
+        "case": case, "label": label, "source": SAYS[case][1] if case in SAYS else "tests/programs/failing.py",
         "overrides": ["cluster=local"], "files": files,
     }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 import hpc_trainer
 from hpc_trainer import api
 from hpc_trainer.errors import ConfigError, RunStateError
-from hpc_trainer.record.files import append_lines
+from hpc_trainer.record.files import append_lines, write_json
 from hpc_trainer.record.states import CANCEL, RunState
 from tests.unit.record.builders import make_specs
 from tests.unit.record.sweeps import SweepOnDisk
@@ -77,6 +78,8 @@ def test_status_why_and_sweeps_are_typed_and_shown_without_markup_of_others(swee
     assert (why.state, why.cause) == (RunState.FAILED, "exception")
     (line,) = hpc_trainer.sweeps()
     assert (line.name, line.num_runs) == ("mine", 3)
+    assert repr(status) == "<Sweep mine: 1 COMPLETED, 1 FAILED, 1 PENDING>"
+    assert repr(why).startswith(f"<Explanation of {sweep.specs[1].run_id}: FAILED, exception: The training raised")
     for shown in (status, why, hpc_trainer.sweeps()):
         text = shown._repr_html_()
         assert "<script>" not in text
@@ -85,6 +88,19 @@ def test_status_why_and_sweeps_are_typed_and_shown_without_markup_of_others(swee
         hpc_trainer.why("mlp-")
     with pytest.raises(RunStateError, match=r"there is no sweep mien\. Did you mean mine\?"):
         hpc_trainer.status("mien")
+
+
+def test_a_table_of_states_has_outcomes_and_short_causes(sweep: SweepOnDisk) -> None:
+    heartbeat = {"time": 0.0, "attempt": 0, "step": 20, "metrics": {"loss": 0.25, "lr": 0.1, "eval_loss": 0.5}}
+    write_json(sweep.run(1).heartbeat, heartbeat)
+    error = {"type": "ValueError", "message": "a long story " * 20}
+    sweep.end(1, state=RunState.FAILED, cause="exception", error=error)
+    text = hpc_trainer.status()._repr_html_()
+    heads = re.findall("<th>(.*?)</th>", text)
+    assert (heads[:4], heads[-1]) == (["run_id", "state", "step", "node"], "cause")
+    assert {"loss", "eval_loss"} < set(heads)
+    assert "lr" not in heads
+    assert re.search(r"<td>ValueError: [a-z ]{68}\.\.</td>", text)
 
 
 def test_cancel_needs_a_name_and_cancels_what_it_names(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:

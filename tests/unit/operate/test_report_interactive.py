@@ -257,6 +257,34 @@ def test_a_user_sorts_filters_and_sees_equal_colours(clean_tab: Tab, tmp_path: P
 
 
 @needs_chromium
+def test_a_reload_has_the_same_filters_order_and_columns(clean_tab: Tab, tmp_path: Path) -> None:
+    tab, page = clean_tab, tmp_path / "page.html"
+    page.write_text(page_of(make_sweep(tmp_path / "runs" / "mine")), encoding="utf-8")
+    tab.open(page)
+    assert tab.js("location.hash") == "", "nothing to keep"
+    type_into(tab, "[data-filter='optim.lr']", ">1e-3 <=1e-1")
+    type_into(tab, "#search", "n1")
+    click(tab, "[data-column='seed']")
+    columns = "[...document.querySelectorAll('[data-column]')].map(head => head.dataset.column)"
+    click(tab, "#columns input:checked")
+    seen = [tab.js(CELLS), tab.js(columns), tab.js("document.querySelector('#search').value")]
+    assert 0 < len(seen[0]) < 12
+    tab.js("document.querySelector('nav a[href=\"#failures\"]').click()")
+    tab.wait("location.hash.includes('filter')")
+    tab.call("Page.reload")
+    tab.wait("performance.getEntriesByType('navigation')[0].type === 'reload'")
+    tab.wait("document.documentElement?.dataset.shown")
+    assert [tab.js(CELLS), tab.js(columns), tab.js("document.querySelector('#search').value")] == seen
+    assert tab.js("document.querySelector('[data-filter=\"optim.lr\"]').value") == ">1e-3 <=1e-1"
+    click(tab, "#clear")
+    assert len(tab.js(CELLS)) == 12
+    assert "filter" not in tab.js("location.hash")
+    tab.js("location.hash = 'filter.state=FAILED&sort=nonsense&column=none&filter.constructor=x'")
+    tab.wait("document.querySelectorAll('.runs-table tbody tr').length === 2")
+    assert tab.console == []
+
+
+@needs_chromium
 def test_hostile_texts_stay_texts(clean_tab: Tab, tmp_path: Path) -> None:
     tab, page = clean_tab, tmp_path / "page.html"
     text = page_of(make_sweep(tmp_path / "runs" / "evil", evil=True))
