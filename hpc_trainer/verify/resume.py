@@ -217,7 +217,7 @@ def why_resumed_differs(
             return Reason(
                 kind="not put back",
                 text=f"{_some(names)} are not, after {what} at step {step}.",
-                advice="load_state_dict (of a module set_extra_state too) must take over all that is saved of it.",
+                advice="load_state_dict (and set_extra_state of a module) must restore everything that is saved of it.",
             )
     if INPUTS in first.names:
         return _why_inputs(where, num_workers, has_own_loop)

@@ -373,7 +373,7 @@ def conclude_start(stop: Stop) -> ExitCode:
 
 @stop_signals_held_back()
 def conclude_failure(stop: Stop, *, cause: str, error: Mapping[str, Any], is_first: bool) -> None:
-    """Journal an error, and bring the run back if the error may pass and the budget allows it.
+    """Journal an error, and restart the run if the error may pass and the budget allows it.
 
     Not collective, and may be called by any rank: rank 0 journals, and the rank that failed first acts.
 

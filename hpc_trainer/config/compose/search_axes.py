@@ -69,7 +69,9 @@ def conditions_of(overrides: Sequence[str]) -> list[str]:
     with Composer([]) as composer:
         value = composer.parse(lines[-1:])[0].value()
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise ConfigError(f"{lines[-1]}: it is a list of texts, as {WHEN}=[\"optim.momentum if optim == 'sgd'\"].")
+        raise ConfigError(
+            f"{lines[-1]}: the value must be a list of texts, as {WHEN}=[\"optim.momentum if optim == 'sgd'\"]."
+        )
     return value
 
 
