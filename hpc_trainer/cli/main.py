@@ -91,7 +91,7 @@ def plan(
     ] = False,
     fit: Annotated[bool, typer.Option("--fit", help="Say on which of the hardware runs would end soonest.")] = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Plan failed runs too.")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Plan all runs, as if there were none.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Plan every run of the grid, as if none existed yet.")] = False,
     extend: Extend = False,
     config_dir: ConfigDir = None,
     trust: Trust = None,
@@ -159,7 +159,7 @@ def retry(
 
 @app.command("top-up", cls=Verb, hidden=True)
 def top_up(folder: Annotated[Path, typer.Argument(metavar="SWEEP_FOLDER", help="runs/<sweep>")]) -> None:
-    """What a top-up job runs: submit what waits in a sweep's own queue."""
+    """Submit the runs that wait in a sweep's own queue. Top-up jobs run this command."""
     from hpc_trainer.cli.grid_verbs import run_top_up
 
     run_top_up(folder)
@@ -254,7 +254,7 @@ def sweeps(
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
-    """List the sweeps in the folder of runs, the newest first; asks no scheduler."""
+    """List the sweeps in the folder of runs, newest first, without asking a scheduler."""
     from hpc_trainer.cli.show_verbs import run_sweeps
 
     run_sweeps(runs_dir, tag=tag, sizes=sizes, as_json=as_json)

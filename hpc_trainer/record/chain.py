@@ -143,7 +143,7 @@ def find_awaited(text: str, runs_dir: Path, key: str = "after") -> Awaited:
 
 
 def specs_of(folder: Path) -> Mapping[str, RunSpec]:
-    """Return the runs of a sweep by its files, or as they are planned."""
+    """Return the specs of a sweep by run id: of a planned sweep if there is one, else from the sweep's files."""
     return PLANNED.get().sweeps.get(folder) or known_by_files(SweepPaths(folder))[1]
 
 

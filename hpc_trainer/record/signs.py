@@ -133,7 +133,7 @@ SIGNS = (
         "network",
         r"nccl(?:SystemError|UnhandledCudaError|InternalError)|NCCL error: unhandled (?:system|cuda) error|IBV_WC_\w+"
         r"|Got completion .* with (?:error|status)",
-        "NCCL, which the ranks talk by, failed",
+        "NCCL, by which the ranks communicate, failed",
         "NCCL_DEBUG=INFO in cluster.env names the call; NCCL_SOCKET_IFNAME and NCCL_IB_HCA choose the network",
         "if it works on other nodes: " + _ELSEWHERE,
     ),
@@ -319,7 +319,7 @@ SIGNS = (
         "shapes",
         r"shapes cannot be multiplied|must match the (?:existing )?size|Sizes of tensors must match"
         r"|shape '.*' is invalid for|could not be broadcast together|Expected input batch_size",
-        "two tensors have shapes that do not go together",
+        "two tensors have incompatible shapes",
         _OWN_CODE,
     ),
     _sign(

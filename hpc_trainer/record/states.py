@@ -40,7 +40,7 @@ class RunState(str, enum.Enum):
 
     @property
     def is_interrupted(self) -> bool:
-        """True if something else ended the run, and no scheduler will restart it."""
+        """True if preemption, the time limit or a lost node ended the run, and no scheduler will restart it."""
         return self in (RunState.PREEMPTED, RunState.TIMEOUT, RunState.NODE_FAIL)
 
     @property

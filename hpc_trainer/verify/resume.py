@@ -143,7 +143,7 @@ _UNSEEDED_OWN_LOOP = (
 )
 _UNSAVED = (
     "Make it a buffer (register_buffer), if it is a tensor; or return it from get_extra_state of the module that holds "
-    "it, and take it back in set_extra_state: both are saved with the model."
+    "it, and restore it in set_extra_state: both are saved with the model."
 )
 _UNSAVED_OWN_LOOP = (
     "Give it to run.save by a name of its own, and take it from run.restore; or make it a part of the model's state: "

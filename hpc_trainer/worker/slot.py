@@ -5,7 +5,7 @@
 The slot takes the next run that no slot has (record/turns.py), forks a process for each of its ranks, and waits until
 they end. So Python starts and imports once a job, not once a run. The slot ends when no run is left to take. If it has
 to stop, or the time left is too short for another run, its runs save and go back to the pool, and the slot requeues its
-own job once (worker/conclude.py). Where the next run comes from is a `RunSource`.
+own job once (worker/conclude.py). A `RunSource` supplies the next run.
 """
 
 from __future__ import annotations
@@ -580,7 +580,7 @@ def _state_after(paths: RunPaths, turn: Turn, place: _Place, env: RankEnv) -> Ru
             number, job_id=env.job_id, restart_count=turn.number, node=env.node, pid=os.getpid(), executor=POOL,
             world_size=len(place.codes),
         )  # fmt: skip
-        message = f"the worker ended before it started, with code {code}; the slot's output has its words"
+        message = f"the worker ended with code {code} before the attempt began; its messages are in the slot's output"
         journal.end(number, state=RunState.FAILED, cause=NOT_STARTED, error={"message": message})
     return RunState.FAILED
 

@@ -103,7 +103,7 @@ class Mixed(Joined):
         return super().training_batch([(epoch, self._row(epoch, sample, seed)) for epoch, sample in samples], seed)
 
     def fingerprint(self) -> list[Any]:
-        """Return the fingerprint of each part, and the number of places for old samples."""
+        """Return the fingerprints of the new and the old data, and the number of old samples in an epoch."""
         return [*super().fingerprint(), self._num_places]
 
     def _row(self, epoch: int, sample: int, seed: int) -> int:

@@ -123,7 +123,7 @@ class SpikeGuard(StepGuard):
         return (new, int(self._last)) if new > 0 and self._config.on_spike is OnSpike.skip else None
 
     def check(self, step: int, scaler: torch.amp.GradScaler) -> None:
-        """Check as StepGuard does, and spikes too, but not what leads to a rollback. Waits for the device."""
+        """Raise DivergedError for what ends the run: the cases of StepGuard, and spikes. Waits for the device."""
         if self._config.on_divergence is not OnDivergence.rollback:
             super().check(step, scaler)
         if self._config.on_spike is OnSpike.stop and self.trouble is not None:
