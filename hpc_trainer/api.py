@@ -14,20 +14,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hpc_trainer.domains import contributions
 from hpc_trainer.errors import RunStateError, visible
 from hpc_trainer.launch.extend import extend_grid
 from hpc_trainer.launch.freeze import Grid, freeze_grid
 from hpc_trainer.launch.grids import Submitted, plan_grid, submit_grid
 from hpc_trainer.launch.hydra_app import freeze_app, read_app
 from hpc_trainer.launch.plan import SweepPlan
-from hpc_trainer.operate.cancel import cancel_runs
+from hpc_trainer.operate.control import cancel_runs
 from hpc_trainer.operate.find import check_one_each, configured_runs_dir, find_sweep, select
 from hpc_trainer.operate.formats import frame, has_pandas, html_text
-from hpc_trainer.operate.results import ResultTable, result_table
+from hpc_trainer.operate.results import BestRun, ResultTable, result_table
 from hpc_trainer.operate.show import SweepLine, find_run, sweep_lines
 from hpc_trainer.operate.sync import SyncResult, sync_named, tracker_named
 from hpc_trainer.operate.where import parse_where
 from hpc_trainer.operate.why import Why, explain
+from hpc_trainer.record.layout import OTHER_FOLDER
 from hpc_trainer.record.metrics import read_metrics
 from hpc_trainer.record.status import SweepStatus, metrics_now, read_status
 
@@ -105,6 +107,14 @@ def sync(*names: str, sweep: str | None = None, to: str | None = None, runs_dir:
 T = TypeVar("T")
 
 
+class Best(BestRun):
+    """Best trial of a search, which a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        row = {"run_id": self.run_id, "trial": self.trial, **self.params, self.metric: self.value}
+        return html_text(ResultTable(rows=[row], axes=tuple(self.params), metrics=(self.metric,), costs=()))
+
+
 class Rows(list[T]):
     """List of dicts or of objects with fields, which a notebook shows as a table."""
 
@@ -168,6 +178,27 @@ def results(
     table = result_table(status_, typed=True, best=True).where(condition).means_over(group_by)
     table = (table if sort is None else table.sorted_by(sort)).select(columns)
     return _as_frame(table.rows, table.columns)
+
+
+def best(sweep: str | None = None, *, runs_dir: Path | None = None) -> Best:
+    """Return the best trial of a search, and the overrides that train it again with other seeds.
+
+    If no trial is complete, the best one at the highest rung that has a result is returned.
+
+    Args:
+        sweep: the search's sweep; None: the newest sweep.
+        runs_dir: folder of sweeps; None: the configured folder.
+
+    Raises:
+        RunStateError: there is no such sweep, it is no search, or no trial has a value yet.
+    """
+    paths = find_sweep(_folder(runs_dir), sweep)
+    if not paths.exists:
+        raise RunStateError(f"there is no sweep {paths.name}. {OTHER_FOLDER}")
+    for best_of in contributions("best_of"):
+        found = best_of(paths)
+        return Best(**{field.name: getattr(found, field.name) for field in dataclasses.fields(found)})
+    raise RunStateError("this installation has no searches (hpc_trainer/search).")
 
 
 def metrics(run: str, *, sweep: str | None = None, runs_dir: Path | None = None) -> pd.DataFrame | Rows[dict[str, Any]]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from hpc_trainer.cli.common import counts_line, figure, print_json, print_next, say, state_markup, warn
+from hpc_trainer.cli.common import as_typed, counts_line, figure, print_json, print_next, say, state_markup, warn
 from hpc_trainer.cli.live import watch
 from hpc_trainer.cli.options import Chosen, Given, only_point, tell_notes
 from hpc_trainer.cli.results_verbs import print_results
@@ -32,7 +32,6 @@ from hpc_trainer.cli.show_plan import (
     say_twins,
     submit_json,
 )
-from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError, SlurmError
@@ -45,9 +44,8 @@ from hpc_trainer.launch.memory import Need, find_needs
 from hpc_trainer.launch.plan import known_of
 from hpc_trainer.launch.stages import Chain, freeze_chain, plan_chain, submit_chain
 from hpc_trainer.launch.submit import Outcome, array_script_of
-from hpc_trainer.operate.cancel import cancelled_with_sweep
+from hpc_trainer.operate.control import cancelled_with_sweep, release_runs
 from hpc_trainer.operate.find import configured_runs_dir, elsewhere_too, select
-from hpc_trainer.operate.hold import release_runs
 from hpc_trainer.operate.why import explain
 from hpc_trainer.record.layout import SweepPaths, sweep_folder
 from hpc_trainer.record.processes import is_alive, pid_of

@@ -14,8 +14,7 @@ from typing import TextIO
 from rich.live import Live
 from rich.text import Text
 
-from hpc_trainer.cli.common import console, cut, figure, short_duration, state_style, throughput_words
-from hpc_trainer.cli.terminal import one_line
+from hpc_trainer.cli.common import console, cut, figure, one_line, short_duration, state_style, throughput_words
 from hpc_trainer.domains import contributions
 from hpc_trainer.operate.waits import active_among, looks
 from hpc_trainer.record.layout import SweepPaths

@@ -20,6 +20,7 @@ from typing import Annotated
 
 import typer
 
+from hpc_trainer.cli.common import allow_any_encoding, as_typed, visible_output
 from hpc_trainer.cli.options import (
     App,
     Chosen,
@@ -47,7 +48,6 @@ from hpc_trainer.cli.options import (
     renamed,
     words_of,
 )
-from hpc_trainer.cli.terminal import allow_any_encoding, as_typed, visible_output
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError
 
@@ -508,7 +508,7 @@ def root(
 def main() -> None:
     """Run the command line; an error becomes one clear message and an exit code (0 success, 2 usage, 1 otherwise)."""
     # The objects of 10,000 runs live to the end: searching them for garbage again and again took a sixth of submit.
-    gc.set_threshold(100_000)
+    gc.set_threshold(500_000)
     allow_any_encoding()
     with visible_output():
         _main()
@@ -534,6 +534,8 @@ def _main() -> None:
             print(as_typed(_NO_ROOM), file=sys.stderr)
         if isinstance(error, PermissionError) and error.filename is not None:
             print(_closed_words(Path(os.fsdecode(error.filename)).absolute()), file=sys.stderr)
+        if isinstance(error, FileNotFoundError) and error.filename is None:  # as os.getcwd raises it
+            print("The current folder was removed. Go to another one, as by cd ~", file=sys.stderr)
         sys.exit(1)
     except Exception:  # a bug of hpc-trainer; its message may hold any text
         traceback.print_exc()

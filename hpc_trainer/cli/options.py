@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from hpc_trainer.cli.terminal import as_typed
+from hpc_trainer.cli.common import as_typed
 from hpc_trainer.errors import ConfigError, HpcTrainerError
 
 if TYPE_CHECKING:
@@ -48,14 +48,14 @@ def complete_overrides(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def complete_sweeps(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the sweeps that begin with the typed text."""
-    from hpc_trainer.operate.names import sweep_names
+    from hpc_trainer.operate.find import sweep_names
 
     return _or_nothing(lambda: [name for name in sweep_names(_runs_dir(ctx)) if name.startswith(incomplete)])
 
 
 def complete_runs(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the runs that begin with the typed text, of --sweep or else of all sweeps."""
-    from hpc_trainer.operate.names import run_names
+    from hpc_trainer.operate.find import run_names
 
     return _or_nothing(lambda: run_names(_runs_dir(ctx), ctx.params.get("sweep"), incomplete))
 

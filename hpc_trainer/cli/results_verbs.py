@@ -13,9 +13,11 @@ from rich.markup import escape
 
 from hpc_trainer.cli import run_verbs
 from hpc_trainer.cli.common import (
+    as_typed,
     axis_value,
     counts_line,
     figure,
+    one_line,
     print_json,
     print_table,
     say,
@@ -23,7 +25,6 @@ from hpc_trainer.cli.common import (
     terminal_width,
     warn,
 )
-from hpc_trainer.cli.terminal import as_typed, one_line
 from hpc_trainer.config.schema.output import USUAL_METRICS
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.find import configured_runs_dir, find_sweep

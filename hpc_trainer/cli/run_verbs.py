@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from hpc_trainer.cli.common import (
     Least,
+    as_typed,
     axis_value,
     counts_line,
     cut,
@@ -25,13 +26,14 @@ from hpc_trainer.cli.common import (
     say,
     short_duration,
     throughput_words,
+    unfiltered,
+    visible_log_line,
     warn,
 )  # fmt: skip
 from hpc_trainer.cli.options import tell_notes
-from hpc_trainer.cli.terminal import as_typed, unfiltered, visible_log_line
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError, RunStateError, SlurmError, valid
-from hpc_trainer.operate.cancel import cancel_runs
+from hpc_trainer.operate.control import cancel_runs, hold_runs
 from hpc_trainer.operate.find import (
     check_one_each,
     configured_runs_dir,
@@ -40,7 +42,6 @@ from hpc_trainer.operate.find import (
     in_one_sweep,
     select,
 )
-from hpc_trainer.operate.hold import hold_runs
 from hpc_trainer.operate.logs import follow_logs, log_files, read_logs
 from hpc_trainer.operate.results import as_value, runs_where
 from hpc_trainer.operate.where import parse_where

@@ -12,8 +12,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from hpc_trainer.cli.common import counts_line, gpu_hours, print_next, print_table, say
-from hpc_trainer.cli.terminal import as_typed
+from hpc_trainer.cli.common import as_typed, counts_line, gpu_hours, print_next, print_table, say
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.launch.expected import Expected
 from hpc_trainer.launch.fit import Candidate, Fit, duration, moment

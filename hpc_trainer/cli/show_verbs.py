@@ -11,9 +11,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpc_trainer.cli.common import print_json, print_next, print_table, short_duration
+from hpc_trainer.cli.common import as_typed, print_json, print_next, print_table, short_duration
 from hpc_trainer.cli.options import tell_notes
-from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError, valid
 from hpc_trainer.operate.find import configured_runs_dir, existing_sweep, list_sweeps

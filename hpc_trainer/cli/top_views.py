@@ -17,9 +17,8 @@ from pathlib import Path
 
 from rich.text import Text
 
-from hpc_trainer.cli.common import counts_line, figure, short_duration, state_style
+from hpc_trainer.cli.common import counts_line, figure, one_line, short_duration, state_style
 from hpc_trainer.cli.live import end_note
-from hpc_trainer.cli.terminal import one_line
 from hpc_trainer.errors import HpcTrainerError, visible
 from hpc_trainer.operate.find import list_sweeps
 from hpc_trainer.operate.logs import log_files, read_logs

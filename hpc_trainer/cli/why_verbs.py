@@ -9,8 +9,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from hpc_trainer.cli.common import counts_line, print_json, print_next, say, state_markup, warn
-from hpc_trainer.cli.terminal import as_typed
+from hpc_trainer.cli.common import as_typed, counts_line, print_json, print_next, say, state_markup, warn
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.find import configured_runs_dir, prepare_to_write, select
 from hpc_trainer.operate.run_page import gather_page, render_run_page

@@ -24,8 +24,8 @@ from hpc_trainer.data.prepare.images import ImageOptions, prepare_images
 from hpc_trainer.data.prepare.job import BROKEN, Prepared, Settings
 from hpc_trainer.data.prepare.tokens import TokenOptions, prepare_tokens
 from hpc_trainer.errors import ConfigError, ExitCode
-from hpc_trainer.operate.torch_process import Tell, ask
 from hpc_trainer.record.spec import RunSpec
+from hpc_trainer.runtime.torch_process import Tell, ask
 
 _READER = "hpc_trainer.data.reading"
 """Module that a process with torch runs for `data check` and `data bench`."""

@@ -31,6 +31,7 @@ from hpc_trainer.errors import (
     RunStateError,
 )
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.runtime.torch_process import answer
 from hpc_trainer.tasks.protocol import Task
 from hpc_trainer.training.ability import Quantization, abilities, overridden
 from hpc_trainer.training.build import HasShape, build_dataset, build_model, build_task
@@ -41,14 +42,13 @@ from hpc_trainer.training.data.preprocessing import described, differences, with
 from hpc_trainer.training.data.protocol import MapDataset
 from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.rng import seed_everything
-from hpc_trainer.worker.answer import answer
 
 Verb = Callable[[Mapping[str, Any]], dict[str, Any]]
 """Function that takes a request and returns the answer."""
 
 
 def serve(verbs: Mapping[str, Verb]) -> None:
-    """Answer the request of the process that has started this one (`operate/torch_process.py`)."""
+    """Answer the request of the process that has started this one (`runtime/torch_process.py`)."""
     os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"  # torch.export.load would unpickle what it cannot read otherwise
 
     def without_progress(verb: Verb) -> Callable[[dict[str, Any], object], dict[str, Any]]:

@@ -130,8 +130,7 @@ def _export(
 
 
 def _print_export(done: Exported) -> None:
-    from hpc_trainer.cli.common import short_number
-    from hpc_trainer.cli.terminal import as_typed
+    from hpc_trainer.cli.common import as_typed, short_number
     from hpc_trainer.deploy.exported import needed_package
 
     weights = "averaged weights" if done.weights == "average" else "weights"
@@ -195,8 +194,7 @@ def _export_all(run: Known, wanted: Wanted, forms: Sequence[Form], runs_dir: Pat
 
 
 def _print_exports(done: AllExported) -> None:
-    from hpc_trainer.cli.common import print_table, short_number
-    from hpc_trainer.cli.terminal import as_typed
+    from hpc_trainer.cli.common import as_typed, print_table, short_number
 
     rows = []
     for export in done.exports:
@@ -228,8 +226,7 @@ def evaluate_(
     as_json: Json = False,
 ) -> None:
     """Print the metrics of a run's checkpoint, or of an export, on its validation set or on other data; here."""
-    from hpc_trainer.cli.common import print_json
-    from hpc_trainer.cli.terminal import as_typed
+    from hpc_trainer.cli.common import as_typed, print_json
     from hpc_trainer.deploy.evaluate import evaluate
 
     result = evaluate(_target(target, overrides, best, step, raw, sweep, config_dir, trust, runs_dir))
@@ -262,8 +259,7 @@ def predict_(
     as_json: Json = False,
 ) -> None:
     """Write what a run's model, or an export, predicts for each sample of its validation set or of other data; here."""
-    from hpc_trainer.cli.common import print_json
-    from hpc_trainer.cli.terminal import as_typed
+    from hpc_trainer.cli.common import as_typed, print_json
     from hpc_trainer.deploy.evaluate import predict
 
     result = predict(_target(target, overrides, best, step, raw, sweep, config_dir, trust, runs_dir), output)

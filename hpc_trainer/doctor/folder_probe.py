@@ -38,7 +38,24 @@ KEPT, REFUSED, NOT_KEPT = "kept", "refused", "not kept"
 """Results of a promise: it held; the file system refuses the call; the call succeeds and the promise is broken."""
 
 
+HOME = "home begins"
+"""Step before the home directory is touched."""
+
+
 def main(folder: Path, purge_days: int | None) -> None:
+    """Take all steps in the folder, then look at the home directory."""
+    _look_at_folder(folder, purge_days)
+    home = Path.home()
+    _say(HOME)
+    if not home.is_dir():
+        _say("home", folder=str(home), exists=False)
+        return
+    room = free_room(home)
+    is_same = home.stat().st_dev == _nearest(folder.absolute()).lstat().st_dev
+    _say("home", folder=str(home), exists=True, is_same=is_same, num_bytes=room.num_bytes, num_files=room.num_files)
+
+
+def _look_at_folder(folder: Path, purge_days: int | None) -> None:
     """Take all steps in the folder, or in the nearest folder above that exists; remove what was made."""
     mount = mount_of(folder)
     age = cache_age_s(folder)

@@ -17,8 +17,8 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.hardware.profiles import read_cluster, read_profiles, site_of
 from hpc_trainer.record.reading import read_json
 from hpc_trainer.slurm.inventory import OUT_OF_SERVICE
-from hpc_trainer.slurm.limits import Limits, find_shape_problems, longest_limit, mem_mb_per_node
-from hpc_trainer.slurm.shape import Shape, shape_of
+from hpc_trainer.slurm.limits import Limits
+from hpc_trainer.slurm.shape import Shape, find_shape_problems, longest_limit, mem_mb_per_node, shape_of
 
 OK, WRONG, NOTE = "ok", "wrong", "note"
 _GENERIC_CLUSTERS = ("slurm", "local", "testbed")

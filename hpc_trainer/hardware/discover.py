@@ -18,8 +18,8 @@ from hpc_trainer.errors import ConfigError, SlurmError, did_you_mean
 from hpc_trainer.hardware.site_files import Proposal
 from hpc_trainer.slurm.inventory import OUT_OF_SERVICE, read_inventory
 from hpc_trainer.slurm.jobs import OFF
-from hpc_trainer.slurm.limits import Limits, NodeGroup, Partition, find_shape_problems, longest_limit
-from hpc_trainer.slurm.shape import Shape, resources
+from hpc_trainer.slurm.limits import Limits, NodeGroup, Partition
+from hpc_trainer.slurm.shape import Shape, find_shape_problems, longest_limit, resources
 
 # A run that needs longer comes back by itself, and a short job starts earlier in the gaps of the queue.
 _LONGEST_MIN = 1440

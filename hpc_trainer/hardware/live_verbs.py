@@ -15,10 +15,9 @@ from urllib.parse import urlsplit
 
 import typer
 
-from hpc_trainer.cli.common import ended_by_signals, print_json, print_next, print_table, say, short_number
+from hpc_trainer.cli.common import as_typed, ended_by_signals, print_json, print_next, print_table, say, short_number
 from hpc_trainer.cli.grid_verbs import freeze_given
 from hpc_trainer.cli.options import Given, tell_notes
-from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.config.compose.overrides import override_value
 from hpc_trainer.config.compose.own_files import read_project
 from hpc_trainer.errors import ConfigError, ExitCode, RunStateError
@@ -48,7 +47,7 @@ from hpc_trainer.hardware.rank_probe import clock_against_server, filesystem_of
 from hpc_trainer.hardware.site_files import Proposal, Written, write_files
 from hpc_trainer.launch.freeze import Grid
 from hpc_trainer.launch.grids import submit_grid
-from hpc_trainer.operate.cancel import cancel_runs
+from hpc_trainer.operate.control import cancel_runs
 from hpc_trainer.record.measured import write_measured
 from hpc_trainer.record.status import read_status
 from hpc_trainer.slurm.inventory import read_inventory
@@ -285,8 +284,9 @@ def run_check(
         measured = list(measured_lines(found, shape, is_gpu=config.hardware.device_type == "cuda"))
         day = time.strftime("%Y-%m-%d")
         problems = {line.key: f"{line.cluster}. {line.fix}".rstrip(".") for line in measured if line.verdict != OK}
-        figures = {"cluster": limits.cluster, "hardware": name, "day": day, **found.to_json(), "problems": problems}
-        kept = write_measured(str(limits.cluster), name, figures)
+        own = config.hardware.name  # plan and advise look for this name, whatever the file is called
+        figures = {"cluster": limits.cluster, "hardware": own, "day": day, **found.to_json(), "problems": problems}
+        kept = write_measured(str(limits.cluster), own, figures)
         if not as_json:
             _print_measured(figures, measured, kept)
     all_lines = [*lines, *measured]

@@ -24,7 +24,8 @@ verbs.add_typer(hardware)
 
 def _complete(incomplete: str) -> list[str]:
     """Return the profiles that begin with the typed text."""
-    from hpc_trainer.config.compose.completion import choices_in, conf_dir
+    from hpc_trainer.config.compose.completion import choices_in
+    from hpc_trainer.config.compose.own_files import conf_dir
 
     return [name for name in choices_in("hardware", [conf_dir()]) if name.startswith(incomplete)]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -154,7 +155,7 @@ def read_followed(sweep: SweepPaths, specs: Sequence[RunSpec], grid: Sequence[Ru
         return NOBODY
     if cycle is not None:
         return Followed({}, problems=(cycle,))
-    stands = {followed: look_at([followed]) for followed in _each_once(awaited.values())}
+    stands = {followed: look_at([followed]) for followed in dict.fromkeys(itertools.chain(*awaited.values()))}
     of_run, problems = dict[str, Follows](), dict[str, None]()
     for spec in specs:
         waits = list(dict.fromkeys(stand for followed in awaited[spec.run_id] for stand in stands[followed]))
@@ -171,10 +172,6 @@ def read_followed(sweep: SweepPaths, specs: Sequence[RunSpec], grid: Sequence[Ru
 
 NOTHING = Follows()
 NOBODY = Followed({})
-
-
-def _each_once(lists: Iterable[Sequence[Awaited]]) -> Iterator[Awaited]:
-    yield from dict.fromkeys(followed for awaited in lists for followed in awaited)
 
 
 def _follows(spec: RunSpec, waits: Sequence[Stand]) -> tuple[Follows | None, str | None]:

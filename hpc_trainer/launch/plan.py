@@ -38,9 +38,9 @@ from hpc_trainer.record.status import RunStatus, SweepStatus, ledger_of_run, rea
 from hpc_trainer.record.submissions import Submission
 from hpc_trainer.runtime.pace import SIGNAL_SLACK_S, grace_warning, shortest_limit_min, training_s
 from hpc_trainer.slurm.jobs import OFF
-from hpc_trainer.slurm.limits import Limits, SubmitCap, find_shape_problems, longest_limit
+from hpc_trainer.slurm.limits import Limits, SubmitCap
 from hpc_trainer.slurm.queue import ask_left
-from hpc_trainer.slurm.shape import Shape
+from hpc_trainer.slurm.shape import Shape, find_shape_problems, longest_limit
 
 # Division of runs into arrays of legal size that fit the cluster's limits now, and runs that wait for room.
 
@@ -66,7 +66,7 @@ class ArrayPlan:
     choice: int | None = None
     """Item of the runs' list of hardware (`hardware=first:a,b`) on which `specs` are; None for runs without a list."""
     canaries: tuple[str, ...] = ()
-    """Runs that must have trained and saved before Slurm may start this array (launch/canary.py)."""
+    """Runs that must have trained and saved before Slurm may start this array (launch/grids.py)."""
     slots: int = 0
     """Jobs of a pool that work through the runs; 0: each run is an element. `shape` is that of a slot."""
     per_node: int = 0

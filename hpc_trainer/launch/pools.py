@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from hpc_trainer.config.schema.cluster import AUTO_PLACES, Executor
 from hpc_trainer.record.spec import RunSpec
 from hpc_trainer.runtime.rank_env import named_gpus
-from hpc_trainer.slurm.limits import Limits, NodeGroup, mem_mb_per_node
-from hpc_trainer.slurm.shape import Shape
+from hpc_trainer.slurm.limits import Limits, NodeGroup
+from hpc_trainer.slurm.shape import Shape, mem_mb_per_node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

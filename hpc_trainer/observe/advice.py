@@ -23,8 +23,8 @@ from hpc_trainer.observe import rules_of_resources, rules_of_time
 from hpc_trainer.observe.facts import TIME, Facts, Finding, Gain, Rule, gather
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import RunStatus, SweepStatus
-from hpc_trainer.slurm.limits import Limits, find_shape_problems, read_limits
-from hpc_trainer.slurm.shape import shape_of
+from hpc_trainer.slurm.limits import Limits, read_limits
+from hpc_trainer.slurm.shape import find_shape_problems, shape_of
 
 LEAST_GAIN = 0.05
 """Smallest gain that is worth a line, as a fraction of the time or resource that the run takes."""

@@ -15,7 +15,7 @@ from hpc_trainer.record.ledger import STARTS
 from hpc_trainer.record.measured import is_on_each_rank, reduced_bytes
 from hpc_trainer.record.states import TIMEOUT, RunState
 from hpc_trainer.runtime.pace import best_interval, mean_time_between_interruptions
-from hpc_trainer.slurm.limits import longest_limit
+from hpc_trainer.slurm.shape import longest_limit
 
 _WAIT = 0.2  # of a step
 _BUSY = 0.9  # of the cores

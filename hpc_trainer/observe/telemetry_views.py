@@ -9,7 +9,7 @@ import html
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpc_trainer.observe.telemetry import J_PER_KWH, Sample, newest_energy_j, newest_samples, read_telemetry
 from hpc_trainer.operate.report.charts import (
@@ -23,13 +23,15 @@ from hpc_trainer.operate.report.charts import (
     percent,
     thinned,
 )
-from hpc_trainer.operate.report.data import Series
 from hpc_trainer.operate.results import Columns
-from hpc_trainer.operate.run_page import PagePart
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.reading import Faults, is_number
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import RunStatus, SweepStatus
+
+if TYPE_CHECKING:  # `results` loads this module for its columns of energy, and no report
+    from hpc_trainer.operate.report.data import Series
+    from hpc_trainer.operate.run_page import PagePart
 
 _MAX_RUNS, _MAX_RANKS, _MAX_POINTS = 3, 32, 200
 _GB = 1e9
@@ -136,6 +138,8 @@ def charts_of(
 
 def report_series(status: SweepStatus, run: RunStatus) -> list[Series]:
     """Return the charts of a run for the interactive report (hook `report_series`), hosts included."""
+    from hpc_trainer.operate.report.data import Series
+
     return [
         Series(
             title=chart.title, unit=chart.unit, is_share=chart.format_value is percent,
@@ -172,6 +176,8 @@ def _figure(chart: Chart) -> str:
 
 def page_part(status: SweepStatus, run: RunStatus) -> PagePart:
     """Return the section of a run's page with charts of GPUs and hosts in the newest attempt."""
+    from hpc_trainer.operate.run_page import PagePart
+
     newest = run.attempts[-1].attempt if run.attempts else 0
     return PagePart(after_logs=render_telemetry(charts_of(status, run, of_attempt=newest, always_hosts=True)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -17,6 +18,7 @@ from hpc_trainer.errors import ConfigError, valid
 from hpc_trainer.operate.where import Where
 from hpc_trainer.record.ledger import Kind
 from hpc_trainer.record.metrics import best_in
+from hpc_trainer.record.reading import is_number
 from hpc_trainer.record.spec import find_axes, typed_axes
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import (
@@ -29,6 +31,24 @@ from hpc_trainer.record.status import (
     wall_s,
 )
 from hpc_trainer.record.summaries import stamp_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestRun:
+    """Best trial of a search (hook `best_of`)."""
+
+    sweep: str
+    run_id: str
+    trial: int
+    """Number of the trial, from 0."""
+    metric: str
+    value: float
+    rung: int | None
+    """Step of `value` if no trial is complete; None for a complete trial's final value."""
+    params: Mapping[str, Any]
+    """Value of each axis of the search, by its key."""
+    again: Sequence[str]
+    """Overrides of `submit` that train this trial again with other seeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +164,9 @@ class ResultTable:
         complete = [row for row in group if row["state"] == RunState.COMPLETED.value]
         means: dict[str, Any] = {}
         for column in (name for metric in self.metrics for name in (metric, f"{metric}{BEST}")):
-            values = [float(row[column]) for row in complete if _is_figure(row.get(column))]
+            values = [float(row[column]) for row in complete if is_number(row.get(column))]
             if values:
-                means[column] = math.fsum(values) / len(values)
-                means[f"{column}{STD}"] = statistics.stdev(values) if len(values) > 1 and _is_finite(values) else None
+                means[column], means[f"{column}{STD}"] = _mean_and_deviation(values)
         known = [cost for cost in self.costs if any(row.get(cost) is not None for row in group)]
         costs = {cost: round(math.fsum(row.get(cost) or 0.0 for row in group), 6) for cost in known}
         first = group[0]
@@ -160,20 +179,23 @@ class ResultTable:
         }  # fmt: skip
 
 
+def _mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
+    """Return the mean, and the standard deviation over n - 1; None for one value, and for values that are not finite.
+
+    Runs diverge: an exact sum of infinities of both signs, or of values near the largest float, is an error.
+    """
+    with contextlib.suppress(OverflowError):
+        if all(map(math.isfinite, values)):
+            return math.fsum(values) / len(values), statistics.stdev(values) if len(values) > 1 else None
+    return sum(values) / len(values), None
+
+
 def as_value(text: str) -> Any:
     """Return the number or the truth value that a text stands for; other texts unchanged."""
     if text in ("true", "false"):
         return text == "true"
     number = _number(text)
     return text if number is None else number
-
-
-def _is_figure(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _is_finite(values: Sequence[float]) -> bool:
-    return all(map(math.isfinite, values))
 
 
 def result_table(status: SweepStatus, *, typed: bool = False, best: bool = False) -> ResultTable:
@@ -230,13 +252,9 @@ def runs_where(status: SweepStatus, run_ids: Sequence[str], condition: Where) ->
     Raises:
         ConfigError: the condition names a column that the table does not have.
     """
-    chosen = {row["run_id"] for row in result_table(status, typed=True, best=True).where(condition).rows}
+    table = result_table(status, best=needs_best(condition.names)).where(condition)
+    chosen = {row["run_id"] for row in table.rows}
     return [run_id for run_id in run_ids if run_id in chosen]
-
-
-def result_rows(status: SweepStatus, *, typed: bool = False) -> list[dict[str, Any]]:
-    """Return a flat dict for each run, as `result_table` without best values."""
-    return list(result_table(status, typed=typed).rows)
 
 
 def _outcome(

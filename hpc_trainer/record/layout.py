@@ -300,7 +300,7 @@ class SweepPaths:
     lock = _Named("submit.lock")
     """Lock of the one `submit` that is running."""
     removed = _Named("removed")
-    """Tombstones of removed runs, a file RUN_ID.json for each (record/removed.py); `rm` writes each once."""
+    """Tombstones of removed runs, a file RUN_ID.json for each (record/submissions.py); `rm` writes each once."""
     removed_whole = _Named("REMOVED")
     """The only file that `rm SWEEP` leaves in the folder."""
     hold = _Named("HOLD")

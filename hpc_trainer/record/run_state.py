@@ -102,7 +102,7 @@ class RunFolder:
     is_claimed: bool = False
     """True if the job of `submission` has claimed the run, so that `rivals` end without starting it."""
     removed: str | None = None
-    """Removal of the run in words, if `rm` removed it and it was not submitted since (record/removed.py)."""
+    """Removal of the run in words, if `rm` removed it and it was not submitted since (record/submissions.py)."""
     held: str | None = None
     """Hold of the run or its sweep in words: by whom, since when and why (record/holds.py); None if there is none."""
     turn: Turn | None = None
@@ -591,7 +591,9 @@ def _decide_pool(folder: RunFolder, view: SchedulerView) -> End:
         held = all(entry.state in terms.HELD or says_held(entry.reason) for entry in slots)
         waits = RunState.PENDING if current is None else RunState.REQUEUED
         return RunState.HELD if held else waits, _words_of_slots(slots), None
-    if view.is_young(folder):
+    # An attempt that has ended shows that Slurm knew the pool: its slots are not too new for squeue, they are gone.
+    was_there = current is not None and current.has_ended and current.start_time < view.asked_time
+    if view.is_young(folder) and not was_there:
         return RunState.PENDING, None, None
     return _decide_without_slots(folder, view)
 

@@ -1,13 +1,13 @@
 """Signs: lines of a failed run's output with a known meaning, what each means, and what helps.
 
-A job may print any text: the text is matched here, and escaped where it is shown (cli/terminal.py). A line without a
+A job may print any text: the text is matched here, and escaped where it is shown (cli/common.py). A line without a
 sign means nothing: `why` then says that it does not know. tests/programs/failing.py fails in most of these ways.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 
@@ -25,12 +25,30 @@ class Sign:
     advice: tuple[str, ...]
     is_of_node: bool = False
     """True if the node is at fault: the same run may succeed on another one."""
+    finds: Callable[[Sequence[str]], str] | None = None
+    """Function of all lines whose result stands for {found} in `says`; None: `matched` stands for it."""
     matched: str = ""
     line: str = ""
 
 
-def _sign(name: str, pattern: str, says: str, *advice: str, is_of_node: bool = False) -> Sign:
-    return Sign(name, re.compile(pattern), says, advice, is_of_node)
+def _sign(
+    name: str, pattern: str, says: str, *advice: str, is_of_node: bool = False,
+    finds: Callable[[Sequence[str]], str] | None = None,
+) -> Sign:  # fmt: skip
+    return Sign(name, re.compile(pattern), says, advice, is_of_node, finds)
+
+
+_ENQUEUED = re.compile(r"Rank (\d+)\].*last enqueued NCCL work: (\d+)")
+
+
+def _late_ranks(lines: Sequence[str]) -> str:
+    """Return which ranks came late to a collective, from what the ranks' watchdogs printed; "" if they do not tell."""
+    enqueued = {int(match[1]): int(match[2]) for match in map(_ENQUEUED.search, lines) if match is not None}
+    last = [rank for rank, work in sorted(enqueued.items()) if work == min(enqueued.values())]
+    if len(last) == len(enqueued):
+        return ""
+    ranks = f"ranks {', '.join(map(str, last[:8]))} were" if len(last) > 1 else f"rank {last[0]} was"
+    return f": {ranks} behind the others"
 
 
 _MAX_CHARS, _MAX_FOUND = 500, 80
@@ -76,7 +94,7 @@ SIGNS = (
     ),
     _sign(
         "gpu_memory",
-        r"(?:CUDA|HIP) out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
+        r"(?:CUDA|HIP) out of memory|CUDA error: out of memory|CU(?:BLAS|DNN|SPARSE|SOLVER)_STATUS_ALLOC_FAILED"
         r"|RESOURCE_EXHAUSTED: Out of memory|OOM when allocating tensor|CUDA_ERROR_OUT_OF_MEMORY",
         "the memory of a GPU was not enough", *_LESS_GPU_MEMORY,
     ),
@@ -102,6 +120,12 @@ SIGNS = (
         "an environment with an older CUDA, or nodes with a newer driver: hardware.constraint, hardware.partition",
     ),
     _sign(
+        "driver_mismatch",
+        r"(?i)driver/library version mismatch",
+        "the node's NVIDIA driver was updated, and the old one is still at work", _ELSEWHERE, _CENTRE,
+        is_of_node=True,
+    ),
+    _sign(
         "gpu_build",
         r"no kernel image is available|CUDA_ERROR_NO_BINARY_FOR_GPU|Torch not compiled with CUDA enabled",
         "the program's CUDA code was not built for this GPU, or not at all",
@@ -121,13 +145,29 @@ SIGNS = (
         "run once with CUDA_LAUNCH_BLOCKING=1 in cluster.env: the traceback then names the operation",
         "if it works on other nodes: " + _ELSEWHERE,
     ),
+    _sign(
+        "gpu_library",
+        r"\b(CUDNN_STATUS_\w+|CUBLAS_STATUS_\w+|CUSPARSE_STATUS_\w+|CUSOLVER_STATUS_\w+|CUFFT_(?!SUCCESS)\w+)",
+        "a library of the GPU failed ({found}): its memory may be full, or it may not fit the driver or the GPU",
+        "a smaller batch: if that works, it was the memory",
+        "compare the versions (`python -m torch.utils.collect_env`) with an environment in which it works",
+        "if it works on other nodes: " + _ELSEWHERE,
+    ),
     # Ranks that wait for each other, and the network.
     _sign(
         "nccl_timeout",
-        r"Watchdog caught collective operation timeout(?:: (WorkNCCL\([^)]*\)))?",
+        r"Watchdog caught collective operation timeout(?:: (WorkNCCL\([^)]*\)))?"
+        r"|gloo/\S+ Timed out waiting \d+ms for \w+ operation",
         "a collective did not end in time, because a rank came late or not at all{found}",
         "{logs}: look at the rank that is named, or at one that did not print this line",
         "if a rank loads or evaluates for long: a larger parallel.timeout_s, or the program's own time-out",
+        finds=_late_ranks,
+    ),
+    _sign(
+        "nccl_usage",
+        r"Duplicate GPU detected|ncclInvalidUsage|\bnccl\w+ failed: invalid usage|invalid usage \(run with NCCL",
+        "NCCL was called wrongly: mostly two ranks work on the same GPU",
+        "as many ranks on a node as GPUs (hardware.gpus_per_node), and each takes the GPU with the number $LOCAL_RANK",
     ),
     _sign(
         "network",
@@ -136,6 +176,14 @@ SIGNS = (
         "NCCL, by which the ranks communicate, failed",
         "NCCL_DEBUG=INFO in cluster.env names the call; NCCL_SOCKET_IFNAME and NCCL_IB_HCA choose the network",
         "if it works on other nodes: " + _ELSEWHERE,
+    ),
+    _sign(
+        "rendezvous",
+        r"DistStoreError|DistNetworkError|Rendezvous\w*Error|[Tt]he client socket has (?:timed out|failed to connect)"
+        r"|waiting for (?:clients|workers)\. \d+/\d+",
+        "the ranks did not all meet: some did not start in time, or do not reach the address at which they meet",
+        "{logs}: which rank started late, or failed first?",
+        "each rank finds the address in $MASTER_ADDR and $MASTER_PORT, its number in $RANK, and theirs in $WORLD_SIZE",
     ),
     _sign(
         "peer_lost",
@@ -152,7 +200,8 @@ SIGNS = (
     _sign(
         "no_internet",
         r"Name or service not known|Temporary failure in name resolution|Network is unreachable|Failed to resolve '"
-        r"|No address associated with hostname",
+        r"|No address associated with hostname|LocalEntryNotFoundError|OfflineModeIsEnabled|couldn't connect to 'http"
+        r"|Max retries exceeded with url(?!.*Connection refused)|Run initialization has timed out",
         "the node cannot reach an address: compute nodes often have no internet",
         "fetch it on a login node first; HF_HUB_OFFLINE=1 and WANDB_MODE=offline in cluster.env",
     ),
@@ -210,14 +259,15 @@ SIGNS = (
     ),
     _sign(
         "missing_library",
-        r"([\w.+-]+\.so[\w.]*): cannot open shared object file",
+        r"([\w.+-]+\.so[\w.]*): cannot open shared object file|\bld: cannot find (-l[\w.+-]+)",
         "the library {found} is not found on the node",
         "load the module that brings it in cluster.setup, or set LD_LIBRARY_PATH in cluster.env",
     ),
     _sign(
         "wrong_version",
-        r"cannot import name '(\w+)'|undefined symbol: (\S+)|module '[\w.]+' has no attribute '(\w+)'",
-        "a package has no {found}: mostly another version of it is installed",
+        r"cannot import name '(\w+)'|undefined symbol: (\S+)|module '[\w.]+' has no attribute '(\w+)'"
+        r"|([\w.]+) size changed, may indicate binary incompatibility|compiled using (NumPy 1)\.x",
+        "packages do not fit each other ({found}): mostly another version of one is installed",
         "compare `pip list` in cluster.python's environment with the one in which it worked",
     ),
     _sign(
@@ -263,9 +313,10 @@ SIGNS = (
     ),
     _sign(
         "host_memory",
-        r"(?i)oom[-_ ]kill|Out Of Memory|task\w* [\d,-]+: Killed|^Killed$|line \d+: +\d+ Killed|^MemoryError\b"
-        r"|\bMemoryError: |DefaultCPUAllocator: (?:can't|not enough)|Cannot allocate memory|killed by signal: Killed"
-        r"|std::bad_alloc",
+        r"(?i)oom[-_ ]kill|Out Of Memory|task\w* [\d,-]+: Killed|^Killed$|(?:\b(?:ba)?sh|line \d+): +\d+ Killed"
+        r"|^MemoryError\b|\bMemoryError: |DefaultCPUAllocator: (?:can't|not enough)|Cannot allocate memory"
+        r"|killed by signal: Killed"
+        r"|\(exitcode: -9\)|Signal 9 \(SIGKILL\) received|std::bad_alloc",
         "it was killed, most likely because the memory was full",
         _MORE_MEMORY,
     ),
@@ -282,6 +333,18 @@ SIGNS = (
         "the node's disk or file server failed",
         "hpc-trainer retry {run}", "if it fails again: " + _ELSEWHERE,
         is_of_node=True,
+    ),
+    _sign(
+        "write_failed",
+        r"PytorchStreamWriter failed|inline_container\.cc:\d+\] \. unexpected pos|file write failed",
+        "torch could not write a file whole: mostly the disk, or its quota, is full",
+        "`quota` or the site's own command shows what is used; make room, then: hpc-trainer retry {run}",
+    ),
+    _sign(
+        "file_locks",
+        r"[Uu]nable to lock file|No locks available",
+        "a file could not be locked: another process has it open, or its file system has no locks",
+        "HDF5_USE_FILE_LOCKING=FALSE by cluster.env, if the run only reads the file; else a copy for each run",
     ),
     _sign(
         "file_too_large",
@@ -367,6 +430,12 @@ SIGNS = (
         "did it, or a user on the node, send the signal? {logs}", "hpc-trainer retry {run}",
     ),
     _sign(
+        "launch_failed",
+        r"Task launch for \S+ failed on node (\S+): ",
+        "Slurm could not start the ranks on node {found}", _ELSEWHERE, _CENTRE,
+        is_of_node=True,
+    ),
+    _sign(
         "srun",
         r"^srun: (?:(?:error|fatal): )?(?!\S+: tasks? )(.*(?:option|[Ii]nvalid|[Uu]nable|permitted|requested).*)",
         "srun did not start the ranks: {found}",
@@ -395,10 +464,8 @@ def sign_of(lines: Iterable[str]) -> Sign | None:
             match = sign.pattern.search(line[:_MAX_CHARS])
             if match is not None:
                 named = next((group for group in match.groups() if group), "")[:_MAX_FOUND]
-                says = sign.says
-                if sign.name == "nccl_timeout":
-                    says = says.replace("{found}", _late(lines))
-                return replace(sign, says=says.replace("{found}", named), matched=named, line=line)
+                shown = named if sign.finds is None else sign.finds(lines)
+                return replace(sign, says=sign.says.replace("{found}", shown), matched=named, line=line)
     return None
 
 
@@ -418,19 +485,6 @@ def _telling(lines: Sequence[str]) -> list[str]:
     has_frames = bool(begins)
     lines_left = [line for line in lines[first:] if not (has_frames and line[:2] == "  ")]
     return [line for line in lines_left if not _WARNING.search(line)]
-
-
-_ENQUEUED = re.compile(r"Rank (\d+)\].*last enqueued NCCL work: (\d+)")
-
-
-def _late(lines: Iterable[str]) -> str:
-    """Return which ranks came late to a collective, from what the ranks' watchdogs printed; "" if they do not tell."""
-    enqueued = {int(match[1]): int(match[2]) for match in map(_ENQUEUED.search, lines) if match is not None}
-    last = [rank for rank, work in sorted(enqueued.items()) if work == min(enqueued.values())]
-    if len(last) == len(enqueued):
-        return ""
-    ranks = f"ranks {', '.join(map(str, last[:8]))} were" if len(last) > 1 else f"rank {last[0]} was"
-    return f": {ranks} behind the others"
 
 
 def found_in(lines: Sequence[str], line: str) -> Iterator[int]:

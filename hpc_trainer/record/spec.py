@@ -367,7 +367,8 @@ def _quickly(path: Path, line: Line, shapes: dict[bytes, Shape]) -> RunSpec | No
         return RunSpec(
             run_id=record["run_id"], digest=record["digest"], axes=record["axes"],
             overrides=tuple(record["overrides"]), shape=shapes[text], hardware=record["hardware"],
-            num_steps=record["num_steps"], config=LateConfig(path, line.offset, len(data)), others=_others(record),
+            num_steps=record["num_steps"], config=LateConfig(path, line.offset, len(data)),
+            others=_others(record) if "others" in record else (),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError):
         return None

@@ -51,7 +51,6 @@ from hpc_trainer.record.reading import (
     read_json,
     told_few,
 )
-from hpc_trainer.record.removed import Removed, read_removed, read_removed_sweep
 from hpc_trainer.record.run_state import (
     End,
     RunFolder,
@@ -72,9 +71,12 @@ from hpc_trainer.record.states import CANCEL, DONE, NOT_FINITE, OUT_OF_MEMORY, R
 from hpc_trainer.record.submissions import (
     Job,
     Ledger,
+    Removed,
     Submission,
     latest_of_each_run,
     read_ledger,
+    read_removed,
+    read_removed_sweep,
     rivals_of_each_run,
 )
 from hpc_trainer.record.summaries import Summaries
@@ -206,7 +208,8 @@ def status_of(
     newest = folder.newest
     failure: Mapping[str, Any] = {}
     if ended_before_it_began(folder, state):
-        failure = words_before_the_worker(folder, *_setup_of(spec), FaultsOf(spec.run_id, faults))
+        setup, num_of_environment = ((), 0) if spec.is_lost else setup_of(spec.config["cluster"])
+        failure = words_before_the_worker(folder, setup, num_of_environment, FaultsOf(spec.run_id, faults))
     elif state is RunState.FAILED and newest is not None:
         # Written by the first rank that failed: rank 0 may have been killed before it could record the failure.
         failure = read_failure(folder.paths.failure(newest.attempt), FaultsOf(spec.run_id, faults))
@@ -299,10 +302,6 @@ def _limit_warning(spec: RunSpec, folder: RunFolder, faults: Faults) -> str | No
     if timed_out is None or timed_out.share >= least:
         return None
     return f"{timed_out_words(timed_out, spec.shape.time_limit_min)}; it is stopped for good if that stays so"
-
-
-def _setup_of(spec: RunSpec) -> tuple[Sequence[str], int]:
-    return ((), 0) if spec.is_lost else setup_of(spec.config["cluster"])
 
 
 # So many timeouts are a reason for a warning, before the run is stopped because of them.
@@ -785,7 +784,7 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
         needs_submit=not is_told or any(run.state.needs_submit for run in runs),
     )  # fmt: skip
     if not is_told and was_on_slurm and view.queue is None:
-        lost = replace(lost, unseen=_unseen(ledger))
+        lost = replace(lost, unseen=doubts.silent_after_damage(next(iter(ledger.damage), None)))
     faults += [*ledger.damage, *(fault for folder in folders.values() for fault in folder.faults)]
     open_runs = {run.run_id: _doubted(run, lost) for run in runs}
     left_alone = [*_elsewhere_notes(runs), *_lost_notes(open_runs.values())]
@@ -872,10 +871,6 @@ def _lost_notes(runs: Iterable[RunStatus]) -> Iterator[str]:
 def _may_be_on_slurm(spec: RunSpec) -> bool:
     """Return True if a Slurm job may have a run that no submission names; for a lost spec, if Slurm is installed."""
     return has_slurm() if spec.is_lost else bool(spec.config["cluster"]["executor"] == Executor.slurm.value)
-
-
-def _unseen(ledger: Ledger) -> Doubt:
-    return doubts.silent_after_damage(ledger.damage[0] if ledger.damage else None)
 
 
 def _first_look(
@@ -1100,12 +1095,8 @@ def _up_to(last: int, records: Iterable[Mapping[str, Any]]) -> tuple[dict[str, t
 
 def outcome_metrics(run: RunStatus, metrics: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return those of the run's metrics, or of `metrics`, that tell an outcome; for a program all except speed."""
-    passing = _passing(run)
+    passing = _PASSING if run.spec.num_steps else SPEED  # 0: a program, whose loss may be its only metric
     return {key: value for key, value in (run.metrics if metrics is None else metrics).items() if key not in passing}
-
-
-def _passing(run: RunStatus) -> Sequence[str]:
-    return _PASSING if run.spec.num_steps else SPEED  # 0: a program, whose loss may be its only metric
 
 
 def metrics_now(status: SweepStatus, runs: Sequence[RunStatus]) -> dict[str, tuple[dict[str, Any], int | None]]:

@@ -7,6 +7,7 @@
     define.py      a search from its command line, with all of its problems
     pool_runs.py   part of a rank's job: the trials that a slot of a pool takes
     commands.py    `plan` and `submit` of a search, its lines in `status`; verbs.py has `best`
+    report.py      charts of a search for `report`
 
 Only pool_runs.py may import torch; `search=gp` imports it where a trial is drawn.
 """
@@ -16,7 +17,9 @@ CONTRIBUTES = {
     "grid_kinds": ("hpc_trainer.search.commands:KIND",),
     "search_ends": ("hpc_trainer.search.next_run:states_at_end",),
     "run_sources": ("hpc_trainer.search.pool_runs:make",),
+    "best_of": ("hpc_trainer.search.commands:best_of",),
     "sweep_lines": ("hpc_trainer.search.verbs:LINES",),
+    "report_parts": ("hpc_trainer.search.report:report_part",),
     "result_columns": ("hpc_trainer.search.commands:COLUMNS",),
 }
 """Contributions of this domain to the hooks of the core (hpc_trainer/domains.py)."""

@@ -211,6 +211,8 @@ class Controller:
     """Limits of the submitting shell that jobs get, as setrlimit(2) names them without RLIMIT_; `ALL` for all."""
     kept_limits: frozenset[str]
     """Limits that jobs do not get from the shell, whatever `propagated_limits` says."""
+    said: str = ""
+    """Answer as it came."""
 
 
 def read_controller(timeout_s: float = 15.0) -> Controller:
@@ -237,6 +239,7 @@ def parse_controller(text: str) -> Controller:
         clock=float(clock[1]) if clock else None,
         propagated_limits=propagated - {"", "NONE"},
         kept_limits=kept - {""},
+        said=text,
     )
 
 

@@ -13,7 +13,7 @@ from typing import NoReturn
 import psutil
 
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError
-from hpc_trainer.operate.cancel import cancel_runs
+from hpc_trainer.operate.control import cancel_runs
 from hpc_trainer.record.journal import read_failure
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.status import RunStatus, read_status

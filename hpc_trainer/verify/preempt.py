@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import psutil
 
 from hpc_trainer.errors import RunStateError, SlurmError
-from hpc_trainer.operate.cancel import cancel_runs
+from hpc_trainer.operate.control import cancel_runs
 from hpc_trainer.record.checkpoint_folders import committed
 from hpc_trainer.record.journal import Attempt, Journal
 from hpc_trainer.record.layout import RunPaths, SweepPaths

@@ -14,10 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.cli.common import ended_by_signals, print_json, print_next, print_table, say
+from hpc_trainer.cli.common import as_typed, ended_by_signals, print_json, print_next, print_table, say
 from hpc_trainer.cli.grid_verbs import freeze_given, freeze_here
 from hpc_trainer.cli.options import Given, at_defaults, only_point
-from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.config.compose.overrides import override_value
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.schema.optim import ScheduleConfig, lr_factor

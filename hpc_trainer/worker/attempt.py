@@ -299,7 +299,9 @@ def _context(
         attempt=attempt,
         num_steps=config.train.num_steps,
         seed=config.seed,
-        pause_step=group.broadcast(_pause_step(config, paths) if env.rank == 0 else None),
+        pause_step=group.broadcast(
+            pause_step(config.search.rungs, names_in(paths.folder) or ()) if env.rank == 0 else None
+        ),
         saves=SaveTimer(
             checkpoint.every_steps,
             is_auto=checkpoint.every is SaveEvery.auto,
@@ -312,10 +314,6 @@ def _context(
         max_no_progress=config.cluster.max_no_progress,
         spans=spans,
     )
-
-
-def _pause_step(config: TrainConfig, paths: RunPaths) -> int | None:
-    return pause_step(config.search.rungs, names_in(paths.folder) or ())
 
 
 @contextlib.contextmanager

@@ -22,6 +22,8 @@ import urllib.request
 import zipfile
 from pathlib import Path
 
+CGROUPS = "/sys/fs/cgroup/memory"
+
 
 def _bash(line: str) -> None:
     sys.stdout.flush()
@@ -139,6 +141,19 @@ def _wrong_binary() -> None:
         subprocess.run([str(script)], check=True)
 
 
+def _cgroup() -> None:
+    """Let the kernel kill a child above the memory of its control group (version 1), where we may make one."""
+    ours = next(line for line in Path("/proc/self/cgroup").read_text().splitlines() if ":memory:" in line)
+    parent = Path(CGROUPS, ours.rpartition(":")[2].lstrip("/"))
+    group = parent / f"failing-{os.getpid()}"
+    group.mkdir()
+    (group / "memory.limit_in_bytes").write_text(str(64 * 2**20))
+    _bash(
+        f"echo $$ >{group}/tasks; {sys.executable} -c 'print(len(bytearray(2**29)))'; code=$?; "
+        f"echo $$ >{parent}/tasks; rmdir {group}; exit $code"
+    )
+
+
 def _parse() -> None:
     import argparse
 
@@ -187,6 +202,7 @@ CASES = {
     "files": ("open_files", _files),
     "memory": ("host_memory", _grow),
     "torch_memory": ("host_memory", lambda: _torch("torch.empty(2**47)")),
+    "cgroup": ("host_memory", _cgroup),
     "no_permission": ("permission", _no_permission),
     "read_only": ("permission", lambda: Path("/proc/sys/kernel/osrelease").write_text("x")),
     "wrong_binary": ("wrong_binary", _wrong_binary),
@@ -225,6 +241,7 @@ _WATCHDOG = (
     "(either an error or timeout) detected by watchdog at work: 808, last enqueued NCCL work: {1}, last completed NCCL "
     "work: 807."
 )
+_TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 75, in <module>\n    main()\n'
 # Case -> (label, source, lines).
 SAYS = {
     "cuda_memory": ("gpu_memory", "https://github.com/pytorch/pytorch/issues/16417",
@@ -272,6 +289,116 @@ SAYS = {
     "quota": ("disk_full", "errno(3): EDQUOT", f"OSError: [Errno {errno.EDQUOT}] {os.strerror(errno.EDQUOT)}"),
     "stale": ("broken_disk", "errno(3): ESTALE", f"OSError: [Errno {errno.ESTALE}] {os.strerror(errno.ESTALE)}"),
     "disk": ("broken_disk", "errno(3): EIO", f"OSError: [Errno {errno.EIO}] {os.strerror(errno.EIO)}"),
+    # What people posted, chosen before the signs were compared with it.
+    "oom_step": ("host_memory", "https://github.com/ZwwWayne/K-Net/issues/30",
+        "slurmstepd-gpu20-15: error: Detected 1 oom-kill event(s) in StepId=9411285.0. Some of your processes may "
+        "have been killed by the cgroup out-of-memory handler.\nsrun: error: gpu20-15: task 0: Out Of "
+        "Memory\nsrun: launch/slurm: _step_signal: Terminating StepId=9411285.0\nslurmstepd-gpu20-15: error: *** "
+        "STEP 9411285.0 ON gpu20-15 CANCELLED AT 2022-05-17T17:58:10 "
+        "***\nlib/python3.7/multiprocessing/semaphore_tracker.py:144: UserWarning: semaphore_tracker: There "
+        "appear to be 56 leaked semaphores to clean up at shutdown\n  len(cache))"),
+    "store_clients": ("rendezvous", "https://github.com/OpenRLHF/OpenRLHF/issues/1040",
+        _TRACEBACK +
+        "torch.distributed.DistStoreError: Timed out after 1801 seconds waiting for clients. 1/3 clients joined."),
+    "store_socket": ("rendezvous", "https://github.com/nvidia-cosmos/cosmos-rl/issues/681",
+        _TRACEBACK + ("File \"torch/distributed/elastic/rendezvous/dynamic_rendezvous.py\", line 1126, in "
+        "_create_tcp_store_server\n    return dist.TCPStore(\ntorch.distributed.DistNetworkError: The client "
+        "socket has timed out after 300000ms while trying to connect to (036c56dce41b, 41331).")),
+    "cudnn": ("gpu_library", "https://github.com/Turoad/CLRNet/issues/94",
+        _TRACEBACK + "RuntimeError: cuDNN error: CUDNN_STATUS_NOT_INITIALIZED"),
+    "hub_offline": ("no_internet", "https://github.com/caoyunkang/Segment-Any-Anomaly/issues/18",
+        _TRACEBACK +
+        ("huggingface_hub.utils._errors.LocalEntryNotFoundError: Connection error, and we cannot find the "
+        "requested files in the disk cache. Please try again or make sure your Internet connection is on.")),
+    "loss_scale": ("not_a_number", "https://github.com/facebookresearch/fairseq/issues/1895",
+        _TRACEBACK +
+        ("FloatingPointError: Minimum loss scale reached (0.0001). Your loss is probably exploding. Try lowering "
+        "the learning rate, using gradient clipping or increasing the batch size.")),
+    "nccl_symbol": ("wrong_version", "https://github.com/robotarium/robotarium_python_simulator/issues/42",
+        "Traceback (most recent call last):\n    import torch\n  File \"torch/__init__.py\", line 431, in "
+        "<module>\n    from torch._C import *  # noqa: F403\nImportError: "
+        "/usr/local/lib/python3.10/site-packages/torch/lib/libtorch_cuda.so: undefined symbol: ncclCommShrink"),
+    "cublas": ("gpu_library", "https://github.com/isl-org/DPT/issues/4",
+        _TRACEBACK +
+        ("RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx( handle, opa, opb, "
+        "m, n, k, &falpha, a, CUDA_R_16F, lda, b, CUDA_R_16F, ldb, &fbeta, c, CUDA_R_16F, ldc, CUDA_R_32F, "
+        "CUBLAS_GEMM_DFALT_TENSOR_OP)`")),
+    "unused_parameters": ("exception", "https://github.com/ZhengYinan-AIR/Diffusion-Planner/issues/65",
+        _TRACEBACK +
+        ("RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one. This "
+        "error indicates that your module has parameters that were not used in producing loss. You can enable "
+        "unused parameter detection by passing the keyword argument `find_unused_parameters=True` to "
+        "`torch.nn.parallel.DistributedDataParallel`")),
+    "no_libcuda": ("missing_library", "https://github.com/pytorch/pytorch/issues/94582",
+        "/usr/bin/ld: cannot find -lcuda\ncollect2: error: ld returned 1 exit status\n" + _TRACEBACK +
+        ("subprocess.CalledProcessError: Command '['/usr/bin/gcc', '/tmp/tmpj_1fdcu9/main.c', '-O3', '-shared', "
+        "'-fPIC', '-lcuda', '-o', '/tmp/triton_.so']' returned non-zero exit status 1.")),
+    "elastic_sigkill": ("host_memory", "https://github.com/lzhxmu/CPPO/issues/6",
+        ("E0325 20:57:27.620000 2606 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: -9) "
+        "local_rank: 0 (pid: 14750) of binary: /usr/bin/python\n") + _TRACEBACK +
+        ("torch.distributed.elastic.multiprocessing.errors.ChildFailedError: "
+        "\n============================================================\nsrc/open_r1/grpo_gsm.py "
+        "FAILED\n------------------------------------------------------------\nFailures:\n  "
+        "<NO_OTHER_FAILURES>\n------------------------------------------------------------\nRoot Cause (first "
+        "observed failure):\n[0]:\n  time      : 2025-05-21_15:43:03\n  rank      : 0 (local_rank: 0)\n  exitcode "
+        ": -9 (pid: 14750)\n  error_file: <N/A>\n  traceback : Signal 9 (SIGKILL) received by PID "
+        "14750\n============================================================")),
+    "wandb_init": ("no_internet", "https://github.com/Wuziyi616/EventCLIP/issues/8",
+        ("wandb: Network error (SSLError), entering retry loop.\nwandb: ERROR Run initialization has timed out "
+        "after 90.0 sec. Please try increasing the timeout with the `init_timeout` setting: "
+        "`wandb.init(settings=wandb.Settings(init_timeout=120))`.\n") + _TRACEBACK +
+        ("wandb.errors.errors.CommError: Run initialization has timed out after 90.0 sec. Please try increasing "
+        "the timeout with the `init_timeout` setting: `wandb.init(settings=wandb.Settings(init_timeout=120))`.")),
+    "hdf5_lock": ("file_locks", "https://github.com/open-mpi/ompi/issues/6535",
+        _TRACEBACK +
+        ("File \"h5py/h5f.pyx\", line 78, in h5py.h5f.open\nOSError: Unable to open file (unable to lock file, "
+        "errno = 11, error message = 'Resource temporarily unavailable')")),
+    "hdf5_no_locks": ("file_locks", "https://github.com/aertslab/pySCENIC/issues/192",
+        _TRACEBACK +
+        ("File \"h5py/h5f.pyx\", line 108, in h5py.h5f.create\nOSError: Unable to create file (unable to lock "
+        "file, errno = 37, error message = 'No locks available')")),
+    "numpy_abi": ("wrong_version", "https://github.com/mdtraj/mdtraj/issues/1628",
+        "Traceback (most recent call last):\n  File \"<stdin>\", line 1, in <module>\n  File "
+        "\"mdtraj/formats/dcd/dcd.pyx\", line 1, in init mdtraj.formats.dcd\nValueError: numpy.ndarray size "
+        "changed, may indicate binary incompatibility. Expected 88 from C header, got 80 from PyObject"),
+    "step_processors": ("srun", "https://github.com/PKUHPC/OpenSCOW/issues/1157",
+        "srun: error: Unable to create step for job 65: More processors requested than permitted"),
+    "step_credential": ("launch_failed", "https://github.com/ai4d-iasc/trixie/issues/58",
+        "srun: error: Task launch for 36.0 failed on node cn131: Job credential expired"),
+    "nvml_mismatch": ("driver_mismatch", "https://github.com/mozilla/translations/issues/1167",
+        "nvidia-smi failed with return code 18\nFailed to initialize NVML: Driver/library version mismatch\nNVML "
+        "library version: 550.144"),
+    "checkpoint_write": ("write_failed", "https://github.com/hiyouga/LlamaFactory/issues/1223",
+        _TRACEBACK +
+        ("File \"torch/serialization.py\", line 650, in _save\n    zip_file.write_record(name, storage.data_ptr(), "
+        "num_bytes)\nRuntimeError: [enforce fail at inline_container.cc:445] . PytorchStreamWriter failed writing "
+        "file data/176: file write failed")),
+    "agent_permission": ("permission", "https://github.com/elyall/wandb_on_slurm/issues/5",
+        "slurmstepd: error: execve(): start-agent.sh: Permission denied\nsrun: error: my-node01: task 0: Exited "
+        "with exit code 13"),
+    "no_torchrun": ("missing_file", "https://github.com/CSCfi/pytorch-ddp-examples/issues/1",
+        "slurmstepd: error: execve(): torchrun: No such file or directory\nsrun: error: g1301: task 0: Exited "
+        "with exit code 2\nsrun: launch/slurm: _step_signal: Terminating StepId=3022331.0"),
+    "same_gpu": ("nccl_usage", "https://github.com/horovod/horovod/issues/3929",
+        ("smc-gpu-03:29881:30401 [0] NCCL INFO init.cc:916 -> 5\n\nsmc-gpu-03:29880:30398 [0] init.cc:497 NCCL "
+        "WARN Duplicate GPU detected : rank 2 and rank 0 both on CUDA device 1000\nsmc-gpu-03:29880:30398 [0] "
+        "NCCL INFO init.cc:867 -> 5\n") + _TRACEBACK +
+        "RuntimeError: ncclCommInitRank failed: invalid usage"),
+    "gloo_timeout": ("nccl_timeout", "https://github.com/meta-pytorch/torchtune/issues/2676",
+        _TRACEBACK +
+        ("RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting "
+        "1800000ms for recv operation to complete")),
+    "write_fd": ("broken_disk", "https://github.com/pytorch/pytorch/issues/10577",
+        _TRACEBACK +
+        ("File \"torch/serialization.py\", line 297, in _save\n    serialized_storages[key]._write_file(f, "
+        "_should_read_directly(f))\nRuntimeError: write(): fd 29 failed with Input/output error")),
+    "hdf5_io": ("broken_disk", "https://github.com/h5py/h5py/issues/1679",
+        _TRACEBACK +
+        "OSError: Unable to open file (unable to lock file, errno = 5, error message = 'Input/output error')"),
+    "step_memory": ("srun", "https://github.com/eth-cscs/DLA-Future/issues/337",
+        "srun: Job 29986033 step creation temporarily disabled, retrying (Requested nodes are busy)\nsrun: Job "
+        "29986033 step creation still disabled, retrying (Requested nodes are busy)\nsrun: error: Unable to "
+        "create step for job 29986033: Memory required by task is not available"),
 }  # fmt: skip
 
 LABELS = {name: label for name, (label, _) in CASES.items()} | {name: label for name, (label, _, _) in SAYS.items()}

@@ -18,9 +18,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from hpc_trainer.errors import RunStateError
-from hpc_trainer.operate.torch_process import error_of
 from hpc_trainer.runtime.start import start_words
-from hpc_trainer.worker.answer import answering, told_error
+from hpc_trainer.runtime.torch_process import answering, error_of, told_error
 
 Tell = Callable[[int], None]
 """Callback that takes the newly finished part of a piece, in the unit of its `amount`."""

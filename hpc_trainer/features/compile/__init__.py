@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from hpc_trainer.config.mesh import accum_steps
 from hpc_trainer.config.schema.model import Trait
 from hpc_trainer.config.schema.train import CompileMode, TrainConfig
-from hpc_trainer.config.table.feature import Feature, Row
-from hpc_trainer.config.table.kinds import models
+from hpc_trainer.config.table.feature import Feature, Row, models
 
 
 def _problems(config: TrainConfig) -> Iterator[str]:

@@ -97,6 +97,45 @@ class Scaling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Dots:
+    """Points of a panel, each of a run."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    run_ids: Sequence[str]
+    """Run of each point."""
+    is_faint: bool = False
+    """True for values that are no final ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bars:
+    """Heights of one colour in a panel of stacked bars, one for each of its categories."""
+
+    name: str
+    heights: Sequence[int]
+    tone: str
+    """Variable of the style sheet that is the colour: c0, good, bad, wait or rest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """Chart of a whole sweep that a domain adds to both pages: a line and dots, or stacked bars."""
+
+    section: str
+    title: str
+    note: str
+    x_label: str
+    y_label: str
+    line: tuple[str, Sequence[tuple[float, float]]] | None = None
+    """Name and points of a line that belongs to no run."""
+    dots: Sequence[Dots] = ()
+    categories: Sequence[str] = ()
+    """Names of the bars, from left to right; () if there are none."""
+    bars: Sequence[Bars] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReportPart:
     """Addition of a domain to a report (hooks `report_parts`, `report_options`); its fields are those of `Report`."""
 
@@ -105,6 +144,9 @@ class ReportPart:
     next: str | None = None
     section: str = ""
     content: Mapping[str, Any] = field(default_factory=dict)
+    panels: Sequence[Panel] = ()
+    ranked_by: tuple[str, bool] | None = None
+    """Metric that ranks the runs, and whether smaller values are better; None leaves the choice to the page."""
     has_series: bool = False
     """True if the hook `report_series` has what `section` shows; the interactive page then leaves the section out."""
 
@@ -141,6 +183,10 @@ class Report:
     """Sections of domains, as HTML with all text escaped."""
     own_sections: Sequence[str] = ()
     """Sections of `sections` that the interactive page shows too; it draws the others itself."""
+    panels: Sequence[Panel] = ()
+    """Charts of the whole sweep by domains."""
+    ranked_by: tuple[str, bool] | None = None
+    """Metric that ranks the runs, and whether smaller values are better; None if no domain knows."""
 
 
 def build_report(
@@ -190,6 +236,8 @@ def build_report(
         sections=[part.section for part in parts],
         own_sections=[part.section for part in parts if not part.has_series],
         studies=[part.section for part in studies],
+        panels=[panel for part in parts for panel in part.panels],
+        ranked_by=next((part.ranked_by for part in parts if part.ranked_by is not None), None),
         content={key: value for part in studies for key, value in part.content.items()},
     )  # fmt: skip
 

@@ -112,6 +112,13 @@ def test_where_the_schedule_lets_it(
         hpc_trainer.submit(*longer, extend=True)
 
 
+def test_a_run_of_one_step_is_a_twin(sweep: SweepPaths, fake_slurm: FakeSlurm) -> None:
+    grid = (*GRID, "schedule.warmup_steps=0")
+    short = _ids(hpc_trainer.submit(*grid, "train.num_steps=1"))
+    _done(sweep, fake_slurm, short, 1)
+    assert [twin.twin for twin in hpc_trainer.plan(*grid, "train.num_steps=2").twins] == short
+
+
 def test_a_longer_run_of_another_training_hides_no_twin(sweep: SweepPaths, fake_slurm: FakeSlurm) -> None:
     short = _ids(hpc_trainer.submit(*GRID, "train.num_steps=100"))
     _done(sweep, fake_slurm, short, 100)

@@ -11,11 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.operate.results import result_table
+from hpc_trainer.operate import results
+from hpc_trainer.operate.results import result_table, runs_where
+from hpc_trainer.operate.where import parse_where
 from hpc_trainer.record import status as status_module
 from hpc_trainer.record import summaries
 from hpc_trainer.record.files import append_lines, write_json
 from hpc_trainer.record.layout import RunPaths
+from hpc_trainer.record.metrics import best_in
 from hpc_trainer.record.run_state import RunFolder, read_folder
 from hpc_trainer.record.states import DONE, RunState
 from hpc_trainer.record.status import SweepStatus, read_status
@@ -90,6 +93,10 @@ def test_a_second_look_opens_no_folder_and_says_the_same(sweep: SweepOnDisk, rea
 
 
 def test_a_status_from_summaries_is_that_from_the_files(sweep: SweepOnDisk) -> None:
+    sweep.beat(2, attempt=0, step=200, loss=0.25)  # its last record is all that tells of its metrics
+    write_json(sweep.run(2).result, {"step": 200, "metrics": {}})
+    _age(sweep.run(2))
+    assert read_status(sweep.paths).runs[2].metrics["loss"] == 0.25
     from_files = _runs(read_status(sweep.paths))
     assert _runs(read_status(sweep.paths, is_look=True)) == from_files
     assert _runs(read_status(sweep.paths, is_look=True)) == from_files
@@ -194,3 +201,26 @@ def test_the_lines_are_json_of_one_run_each(sweep: SweepOnDisk) -> None:
     head, *lines = sweep.paths.summaries.read_text().splitlines()
     assert json.loads(head)["format"] == 1
     assert {json.loads(line)["run_id"] for line in lines} == {spec.run_id for spec in sweep.specs}
+
+
+def test_a_condition_reads_the_metrics_of_runs_only_for_a_best_value(
+    sweep: SweepOnDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`cancel --where 'seed<10'` read the whole metrics.jsonl of each of 10,000 runs."""
+    opened: list[object] = []
+
+    def counted(path: object, *rest: object, **more: object) -> object:
+        opened.append(path)
+        return best_in(path, *rest, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(results, "best_in", counted)
+    run_ids = [spec.run_id for spec in sweep.specs]
+
+    def chosen(condition: str) -> list[str]:
+        return runs_where(read_status(sweep.paths), run_ids, parse_where(condition))
+
+    assert chosen("seed<2") == run_ids[:2]
+    assert chosen("eval_loss<1.5") == run_ids[:1]
+    assert not opened
+    assert chosen("`eval_loss.best`<0.5") == run_ids
+    assert len(opened) == RUNS
