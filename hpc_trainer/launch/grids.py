@@ -340,7 +340,7 @@ def _checked(
         except SlurmError as error:
             if must_answer:
                 raise
-            notes.append(f"the cluster's limits were not looked at: {error}")
+            notes.append(f"the cluster's limits were not checked: {error}")
     plan = build_plan(grid, known, retry_failed=retry_failed, limits=limits)
     private = find_private_folder(grid.sweep.folder.parent) if asks and has_slurm() else None
     unmounted = find_unmounted(grid.sweep.folder.parent) if specs else None

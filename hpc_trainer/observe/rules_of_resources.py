@@ -317,7 +317,7 @@ RULES = (
     Rule(
         name="host-bound",
         when="the GPU is ≤ 50 % at work, and a step waits for data ≤ 10 % of its time",
-        why="what is left is the host: Python and launches of kernels",
+        why="the rest is time of the host: Python and launches of kernels",
         find=_host_bound,
     ),
     Rule(

@@ -249,7 +249,7 @@ SIGNS = (
         "no_environment",
         r"Could not find conda environment: (\S+)|EnvironmentNameNotFound: .*?: (\S+)",
         "there is no conda environment {found}",
-        "`conda env list` shows those that there are",
+        "`conda env list` shows the existing ones",
     ),
     _sign(
         "old_system",
