@@ -89,7 +89,9 @@ def plan(
     memory: Annotated[
         bool, typer.Option("--memory", help="Estimate GPU memory and checkpoints, without a GPU.")
     ] = False,
-    fit: Annotated[bool, typer.Option("--fit", help="Say on which of the hardware runs would end soonest.")] = False,
+    fit: Annotated[
+        bool, typer.Option("--fit", help="Say on which of the hardware profiles the runs would end soonest.")
+    ] = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Plan failed runs too.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Plan every run of the grid, as if none existed yet.")] = False,
     extend: Extend = False,
@@ -322,7 +324,7 @@ def why(
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
-    """Say in a sentence why a run is not done, what that rests on, and what to do."""
+    """Explain in a sentence why a run is not done, with the evidence and what to do."""
     from hpc_trainer.cli.why_verbs import run_why
 
     run_why(names or [], sweep, runs_dir, page=page, as_json=as_json)

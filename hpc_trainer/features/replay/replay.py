@@ -95,7 +95,7 @@ class Mixed(Joined):
         return self._num_new + self._num_places
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return samples as in the first epoch of seed 0, and unchanged."""
+        """Return samples without random changes; the old samples are those of the first epoch of seed 0."""
         return super().__getitems__([self._row(0, sample, 0) for sample in indices])
 
     def training_batch(self, samples: Sequence[tuple[int, int]], seed: int) -> tuple[Tensor, Tensor]:
