@@ -366,7 +366,7 @@ class Slot:
         return self._leave()
 
     def _preload(self) -> None:
-        """Import and find out what every run needs before the first fork, so that no run pays for it."""
+        """Import modules and gather facts that every run needs, before the first fork, so that no run pays for them."""
         import psutil  # noqa: F401
 
         import hpc_trainer.worker.program
