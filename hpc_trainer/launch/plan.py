@@ -674,7 +674,7 @@ def _tracker_line(config: Mapping[str, Any]) -> str | None:
 def _taken_codes_note(exit_codes: Sequence[tuple[int, int]]) -> Iterator[str]:
     if exit_codes:
         listed = ", ".join(f"{instead} instead of {ours}" for ours, instead in exit_codes)
-        yield f"This site requeues or holds jobs by exit codes of ours (RequeueExit): jobs end with {listed}."
+        yield f"This site requeues or holds jobs by hpc-trainer's exit codes (RequeueExit): jobs end with {listed}."
 
 
 # Known facts of a sweep for a plan: the status of its runs, grouped by array and shape.

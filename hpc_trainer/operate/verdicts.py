@@ -94,7 +94,7 @@ BY_DOUBT: dict[DoubtKind, Verdict] = {
     DoubtKind.silent: SILENT,
     DoubtKind.taken: TAKEN,
     DoubtKind.maybe_taken: Verdict(
-        "A job of the sweep may have it: the line that tells which runs that is for is lost.",
+        "A job of the sweep may have it: the line that recorded that job's runs is lost.",
         ("the scancel that the cause names, then the same `hpc-trainer submit`; runs that are at work continue",),
     ),
     DoubtKind.lost_spec: Verdict(

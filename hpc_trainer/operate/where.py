@@ -64,7 +64,7 @@ class Where:
         for name in sorted(self.names - set(columns)):
             names = [*columns]
             shown = ", ".join(names[:_MOST_NAMED]) + (" .." if len(names) > _MOST_NAMED else "")
-            quotes = "" if "." in name else f' Text stands in quotes: "{name}".'
+            quotes = "" if "." in name else f' Put text in quotes: "{name}".'
             near = did_you_mean(name, names)
             raise ConfigError(f"{self.option} {self.text}: there is no column {name}. {near}Columns: {shown}.{quotes}")
 

@@ -186,7 +186,7 @@ class ListedRuns:
         return not self._is_later(end.uuid) and not (end.is_final and end.uuid == self._pool.uuid)
 
     def _is_later(self, uuid: str) -> bool:
-        """Return True for a submission after this pool's, or one that is not known: the run is its."""
+        """Return True if a submission is unknown or newer than this pool: its run then belongs to it."""
         own = self._order.get(self._pool.uuid, len(self._order))
         return uuid != self._pool.uuid and self._order.get(uuid, len(self._order)) >= own
 
@@ -501,7 +501,7 @@ class Slot:
         self._looked, self._again_s = -_LONGEST_AGAIN_S, _AGAIN_S / 2  # its place is free
 
     def _leave(self) -> int:
-        """Record the slot's end; bring its job back if the pool has runs for it."""
+        """Record the slot's end, and requeue its job if the pool has runs for it."""
         self._turns.look()
         is_held = self._is_held()
         if is_held or self._source.is_empty(self._turns):

@@ -80,7 +80,7 @@ class Whole:
         names: Sequence[str],
         owned: Collection[str],
     ) -> tuple[dict[str, Any], list[list[str]]]:
-        """Return the whole optimizer's state and groups, as `WholeModel.optimizer_state` does."""
+        """Return the state and groups of the whole model's optimizer, as `WholeModel.optimizer_state` does."""
         mine = {name: pack_sharded(values) for name, values in state.items()}
         described = {
             name: {

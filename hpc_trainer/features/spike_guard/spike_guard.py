@@ -238,7 +238,8 @@ class SpikeGuardAbility(Ability):
         guard.rolled_back(before, trouble, state.step)
         self._has_begun = False
         if run.is_rank_zero:
-            text = f"{trouble}. Back from step {at} to {state.step}, and past {trouble.step - state.step} batches"
+            skipped = trouble.step - state.step
+            text = f"{trouble}. Rolled back from step {at} to {state.step}; {skipped} batches are skipped"
             Journal(run.paths).guard(run.attempt, action="rollback", step=trouble.step, to=state.step, text=text)
             print(f"{text} (rollback {guard.rollbacks} of {self.config.train.guard.max_rollbacks}).", flush=True)
 
