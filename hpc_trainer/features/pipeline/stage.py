@@ -253,8 +253,8 @@ def _measured(model: nn.Module, building: Building, group: RankGroup, inputs: Be
         answer = _asked(building, inputs)
         if "error" in answer:
             print(
-                f"parallel.pipeline_parallel: a forward pass of {type(model).__name__} with values tells where to cut, "
-                f"as one without values failed ({answer['error']})."
+                f"parallel.pipeline_parallel: a forward pass of {type(model).__name__} with real values decides where "
+                f"to cut, because a pass without values failed ({answer['error']})."
             )
             answer = _measured_with_values(model, building, inputs)
     answer = group.broadcast(answer)
