@@ -261,7 +261,7 @@ class Known:
     notes: tuple[str, ...] = ()
     """Notes for the user on unreadable files of the sweep, and on runs that are left alone."""
     followed: Followed = NOBODY
-    """Runs that the runs to submit follow (`after`), as they stand."""
+    """Runs that the runs to submit follow (`after`), with their states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -192,7 +192,7 @@ class _Parser:
             raise self.error(word)
 
     def error(self, expected: str) -> ConfigError:
-        """Return the error for the present place, where `expected` should stand."""
+        """Return the error for the present place, where `expected` should be."""
         token = self._token()
         return self._error_at(len(self._text) if token is None else token.begin, expected)
 

@@ -606,7 +606,7 @@ def _facts(stop: Stop) -> StopFacts:
     try:
         job = show_job(job_id)
     except SlurmError as error:
-        print(f"Slurm did not say in which state job {job_id} stands: {error}")
+        print(f"Slurm did not say in which state job {job_id} is: {error}")
         return facts
     now = time.time()
     preemption = None

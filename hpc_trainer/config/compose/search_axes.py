@@ -76,7 +76,7 @@ def conditions_of(overrides: Sequence[str]) -> list[str]:
 
 
 WHEN = "search.when"
-"""Key with the conditions of axes, which stands on the command line beside them."""
+"""Key with the conditions of axes, given on the command line beside them."""
 
 
 def _axis(override: Override, composer: Composer) -> SearchAxis:
