@@ -100,8 +100,8 @@ def _another_run(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     ]
     return (
         f"{', '.join(counts)} makes another run of it: other ranks, cores or devices may give other results. "
-        "hpc-trainer submit with it begins that one; with parallel.elastic=true or train.logical_ranks a run may "
-        "continue with other ranks."
+        "`hpc-trainer submit` with this override begins that run; with parallel.elastic=true or train.logical_ranks a "
+        "run may continue with other ranks."
     )
 
 
