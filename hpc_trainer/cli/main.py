@@ -176,7 +176,7 @@ def cancel(
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
-    """Cancel runs, or a whole sweep; a cancelled run never comes back by itself."""
+    """Cancel runs, or a whole sweep; only `retry` restarts a cancelled run."""
     from hpc_trainer.cli.run_verbs import run_cancel
 
     run_cancel(names or [], sweep, runs_dir, save=save, as_json=as_json, where=where)
