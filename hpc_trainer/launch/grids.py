@@ -498,9 +498,11 @@ def with_canaries(plan: SweepPlan, count: int) -> SweepPlan:
     if plan.grid.executor is not Executor.slurm:
         raise ConfigError("--canary needs Slurm, which holds the other runs: with cluster=local leave it out.")
     if any(array.choice is not None for array in plan.arrays):
-        raise ConfigError("--canary does not go with hardware=first:a,b. Leave one of them out.")
+        raise ConfigError("--canary cannot be combined with hardware=first:a,b. Leave one of them out.")
     if any(array.slots for array in plan.arrays):
-        raise ConfigError("--canary does not go with a pool, whose jobs take the runs in turn. Leave one of them out.")
+        raise ConfigError(
+            "--canary cannot be combined with pool.jobs, as slots take runs in turn. Leave one of them out."
+        )
     before, after = [], []
     for shape in dict.fromkeys(array.shape for array in plan.arrays):
         arrays = [array for array in plan.arrays if array.shape == shape]

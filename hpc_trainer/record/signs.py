@@ -456,7 +456,7 @@ _WARNING = re.compile(r"\bWARNING\b|Warning: |\[W\d|level=warn|(?i:\bretrying\b)
 def sign_of(lines: Iterable[str]) -> Sign | None:
     """Return the sign that the newest telling line shows, with `matched`, `line` and `says` filled in, or None.
 
-    If the output ends with a traceback, only its error tells: what was printed earlier did not end the run.
+    If the output ends with a traceback, only its error counts: earlier lines did not end the run.
     """
     lines = [*lines]
     for line in reversed(_telling(lines)):

@@ -61,7 +61,7 @@ class SpikeGuard(StepGuard):
         self.offset = 0
 
     def see(self, grad_norm: torch.Tensor, step: int = 0) -> bool | torch.Tensor:
-        """Return what `StepGuard.see` does, and true for a norm (a scalar) out of all proportion."""
+        """Return what `StepGuard.see` returns, and true for a norm (a scalar) above `spike_factor` times the usual."""
         super().see(grad_norm, step)
         norm = grad_norm.detach().float()
         if self._norms.device != norm.device:
