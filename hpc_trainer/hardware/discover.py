@@ -191,7 +191,7 @@ def access_to(partition: Partition, limits: Limits, choice: Choice, groups: froz
 
 
 def _closed(partition: Partition, limits: Limits, groups: frozenset[str]) -> str | None:
-    """Return the reason why a partition takes no job of the user under any account; None if it may."""
+    """Return the reason why a partition takes no job of the user under any account; None if it takes them."""
     if partition.state != "UP":
         return f"its state is {partition.state}"
     if partition.is_for_root:
