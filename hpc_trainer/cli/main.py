@@ -73,7 +73,7 @@ def train(
     trust: Trust = None,
     as_json: Json = False,
 ) -> None:
-    """Run one configuration here and now, on all ranks of its hardware; started again, it goes on."""
+    """Run one configuration here and now, on all ranks of its hardware; a repeated command continues it."""
     from hpc_trainer.cli.grid_verbs import run_train
 
     given = Given.of_grid(overrides, command, hydra_app, config_dir, trust)
@@ -153,7 +153,7 @@ def retry(
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
-    """Submit failed runs again, as they were frozen but for changes; they go on from their newest checkpoint."""
+    """Submit failed runs again as frozen, with your changes; they resume from their newest checkpoints."""
     from hpc_trainer.cli.grid_verbs import run_retry
 
     run_retry(names or [], sweep, runs_dir, as_json=as_json, where=where)
@@ -198,7 +198,7 @@ def hold(
 
 @app.command(cls=Verb)
 def release(names: Names = None, sweep: SweepOption = None, runs_dir: RunsDir = None, as_json: Json = False) -> None:
-    """Let held runs, or a held sweep, go on."""
+    """Let held runs, or a held sweep, continue."""
     from hpc_trainer.cli.grid_verbs import run_release
 
     run_release(names or [], sweep, runs_dir, as_json=as_json)

@@ -288,7 +288,7 @@ class SweepPlan:
     changed: tuple[CodeChange, ...] = ()
     """Changes of code since the submit of runs that stay as they are (completed or in the queue)."""
     twins: tuple[Twin, ...] = ()
-    """Runs to be submitted that could go on from a finished, shorter run (`extend_grid`)."""
+    """Runs to be submitted that could continue a finished, shorter run (`extend_grid`)."""
     left_out: tuple[str, ...] = ()
     """Files that are not frozen because of their names, and links to files that are not frozen."""
     known: Known = field(default_factory=Known)

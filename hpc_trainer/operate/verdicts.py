@@ -156,7 +156,7 @@ BY_CAUSE: dict[str, Verdict] = {
         ),
     ),
     INVALID_CONFIG: Verdict(
-        "Its configuration is not possible, which only the run could detect; the rule and the legal choice are below.",
+        "Its configuration is invalid, which only the run could detect; the rule and the legal choice are below.",
         (
             "change the key that it names, then submit: that makes another run",
             _RETRY + " if the change is in your own code",

@@ -346,7 +346,7 @@ class Waits:
     failed: tuple[Stand, ...] = ()
     """Runs that failed or were cancelled, unless they do not count (`after.on_failure=start`)."""
     idle: tuple[Stand, ...] = ()
-    """Runs that nobody brings back, the failed ones included: only a user lets the waiting run go on."""
+    """Runs that nothing restarts automatically, the failed ones included: only a user lets the waiting run start."""
     active: tuple[Stand, ...] = ()
     """Runs that wait or work."""
     is_cancelled: bool = False

@@ -25,7 +25,7 @@ class RunState(str, enum.Enum):
     """The run was complete, and a user or a purge has deleted its folder."""
     HELD = "HELD"
     PAUSED = "PAUSED"
-    """The run has reached the step until which a search lets it train; it goes on if it is promoted."""
+    """The run has reached the step until which a search lets it train; it continues if it is promoted."""
     UNKNOWN = "UNKNOWN"
 
     @property
