@@ -15,7 +15,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,11 +109,11 @@ def split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return flags, others
 
 
-def read_app(text: str) -> HydraApp:
-    """Return the points that the app's own Hydra makes of the arguments after `--app`. Runs the app up to its sweeper.
+def split_app(text: str) -> tuple[str, list[str], list[str]]:
+    """Return the app of the words after `--app`, Hydra's options for its configuration, and its overrides.
 
     Raises:
-        ConfigError: the app's configuration does not compose, or the program is not a Hydra app.
+        ConfigError: a quote is not closed, or a word is no override of the app.
     """
     try:
         app, *words = shlex.split(text)
@@ -121,8 +121,6 @@ def read_app(text: str) -> HydraApp:
         raise ConfigError(
             f"--app takes a Hydra app and its overrides, such as --app train.py lr=1e-3,1e-2: {error}"
         ) from error
-    if app.endswith(".py") and not Path(app).is_file():
-        raise ConfigError(f"--app {app}: {Path.cwd()} has no such file. Submit from the folder that it is relative to.")
     flags, words = split_flags(words)
     option = next((word for word in words if word.startswith("-")), None)
     if option is not None:
@@ -130,6 +128,18 @@ def read_app(text: str) -> HydraApp:
             f"{option} comes after --app {app}, and what comes there is for the app: overrides, --config-name, "
             "--config-path and --config-dir. Options and overrides of hpc-trainer come before --app."
         )
+    return app, flags, words
+
+
+def read_app(text: str) -> HydraApp:
+    """Return the points that the app's own Hydra makes of the arguments after `--app`. Runs the app up to its sweeper.
+
+    Raises:
+        ConfigError: the app's configuration does not compose, or the program is not a Hydra app.
+    """
+    app, flags, words = split_app(text)
+    if app.endswith(".py") and not Path(app).is_file():
+        raise ConfigError(f"--app {app}: {Path.cwd()} has no such file. Submit from the folder that it is relative to.")
     answer = _ask(app, flags, words)
     if isinstance(answer, str):
         raise ConfigError(f"--app {app} {_explained(app, flags, words, answer)}")
@@ -212,15 +222,7 @@ def freeze_app(
     Raises:
         ConfigError: as in `freeze_grid`, or an override sets a value that the app decides.
     """
-    taken = next((word for word in overrides if _OF_THE_APP.match(word)), None)
-    if taken is not None:
-        raise ConfigError(
-            f"{taken} is decided by the app: write the app's overrides after --app, with the app's own names."
-        )
-    is_named = any(word.startswith("sweep_name=") for word in overrides)
-    named = [] if is_named else [f"sweep_name={plain(app.name) or 'app'}"]
-    command = override_value(_as_command([*app.start, *app.more]).replace("${", "\\${"))
-    grid = freeze_grid([*overrides, *named, f"train.command={command}"], config_dirs=config_dirs, trust=trust)
+    grid = _grid_of_app(app, overrides, config_dirs, trust)
     specs: dict[str, RunSpec] = {}
     for base in grid.specs:
         for spec in specs_of(app, base):
@@ -230,6 +232,54 @@ def freeze_app(
     return dataclasses.replace(
         grid, specs=tuple(specs.values()), num_duplicates=grid.num_duplicates + num_points - len(specs)
     )
+
+
+def _grid_of_app(
+    app: HydraApp, overrides: Sequence[str], config_dirs: Sequence[Path], trust: Sequence[str], *,
+    is_search: bool = False,
+) -> Grid:  # fmt: skip
+    """Return the grid of our own overrides alone, with the command that starts the app."""
+    taken = next((word for word in overrides if _OF_THE_APP.match(word)), None)
+    if taken is not None:
+        raise ConfigError(
+            f"{taken} is decided by the app: write the app's overrides after --app, with the app's own names."
+        )
+    is_named = any(word.startswith("sweep_name=") for word in overrides)
+    named = [] if is_named else [f"sweep_name={plain(app.name) or 'app'}"]
+    command = override_value(_as_command([*app.start, *app.more]).replace("${", "\\${"))
+    words = [*overrides, *named, f"train.command={command}"]
+    return freeze_grid(words, config_dirs=config_dirs, trust=trust, is_search=is_search)
+
+
+def freeze_search_of_app(
+    app: HydraApp, overrides: Sequence[str], drawn: Collection[str], passed_on: Sequence[str],
+    config_dirs: Sequence[Path], trust: Sequence[str],
+) -> tuple[Grid, list[dict[str, Any]]]:  # fmt: skip
+    """Return the grid of our own overrides, and the configuration of a trial for each point of the app.
+
+    Args:
+        app: the app, with a point for each choice of its lists.
+        overrides: our own overrides.
+        drawn: keys of the app, as typed, that each trial sets anew.
+        passed_on: words that give these keys to the app, with placeholders as `lr={params.lr}`.
+        config_dirs: folders of your own conf/ files.
+        trust: packages that `_target_` and `train.main` may name.
+
+    Raises:
+        ConfigError: as in `freeze_app`.
+    """
+    grid = _grid_of_app(app, overrides, config_dirs, trust, is_search=True)
+    plain_config = grid.unsettled[grid.specs[0].run_id]
+    configs = []
+    for point in app.points:
+        words = [word for word in point.words if word.partition("=")[0] not in drawn]
+        of_run = [word for word in _OF_EACH_RUN if NUMBER not in word]  # trials have their numbers from the search
+        command = " ".join([_as_command([*app.start, *app.more, *words]), *passed_on, _as_command(of_run)])
+        for problem in argument_problem("--app", command):
+            raise ConfigError(problem)
+        train = {**plain_config["train"], "command": command}
+        configs.append({**plain_config, "params": dict(point.config), "train": train})
+    return grid, configs
 
 
 def specs_of(app: HydraApp, base: RunSpec) -> list[RunSpec]:

@@ -338,7 +338,8 @@ def build_plan(
     """
     known, limits = known or Known(), limits or Limits()
     groups: dict[tuple[str, Shape, int | None, Follows], list[RunSpec]] = {}
-    for spec in specs_to_submit(grid, known, retry_failed=retry_failed):
+    chosen = {spec.run_id: spec for spec in specs_to_submit(grid, known, retry_failed=retry_failed)}
+    for spec in chosen.values():
         follows = known.followed.of_run.get(spec.run_id, NOTHING)
         for choice, on_one in enumerate(spec.on_each()):
             key = _array_environment(on_one), on_one.shape, choice if spec.others else None, follows
@@ -350,7 +351,11 @@ def build_plan(
         )
         for (_, shape, choice, follows), specs in groups.items()
     ]  # fmt: skip
-    packed = {index: pack(array.specs, limits) for index, array in enumerate(arrays) if asks_for_pool(array.specs[0])}
+    packed = {  # with the lists of hardware, which a pool does not take
+        index: pack([chosen[spec.run_id] for spec in array.specs], limits)
+        for index, array in enumerate(arrays)
+        if asks_for_pool(array.specs[0])
+    }
     for index, packing in packed.items():
         arrays[index] = dataclasses.replace(
             arrays[index], shape=packing.shape, slots=packing.slots, per_node=packing.per_node
@@ -367,7 +372,7 @@ def build_plan(
         if array.shape not in known.shapes
     }
     held = [_HELD.format(sweep=grid.sweep.name, held=known.hold)] if arrays and known.hold is not None else []
-    packing_problems = [problem for packing in packed.values() for problem in packing.problems]
+    packing_problems = list(dict.fromkeys(problem for packing in packed.values() for problem in packing.problems))
     unfit = () if packing_problems else itertools.chain(*wrong.values())
     problems = [*held, *no_arrays, *known.followed.problems, *packing_problems, *unfit]
     exit_codes = clear_exit_codes(limits.requeue_exit) if arrays else ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -84,12 +85,10 @@ KIND = SearchKind()
 def _defined(given: Given, chosen: Chosen) -> Defined:
     from hpc_trainer.search.define import define
 
-    if given.app is not None:
-        raise ConfigError("search=.. takes no --app: Hydra's own sweepers search there (docs/hydra_apps.md).")
     for option, is_given in (("--fresh", chosen.fresh), ("--extend", chosen.extend)):
         if is_given:
             raise ConfigError(f"{option} is for grids. For a search that begins anew, use another sweep_name.")
-    return define(given.overrides or (), **given.places)
+    return define(given.overrides or (), app=given.app, **given.places)
 
 
 def _problems(defined: Defined) -> list[str]:
@@ -355,10 +354,23 @@ def best_of(paths: SweepPaths) -> BestRun:
         f"{key}={value if key in search.bases[0].choices else override_of(value)}"
         for key, value in found.params.items()
     ]
+    again = [*kept, *params, f"sweep_name={paths.name}_best", "seed=0,1,2"]
+    if search.app:  # the app's own keys, as after `python train.py`
+        of_app = [
+            f"{key.removeprefix('params.')}={value if _is_plain(value) else override_of(value)}"
+            for key, value in found.params.items()
+        ]
+        again = [*kept, f"sweep_name={paths.name}_best", "seed=0,1,2", "--app", *search.app, *of_app]
     return BestRun(
         sweep=paths.name, run_id=found.run_id, trial=found.number, metric=search.settings.metric, value=value,
-        rung=rung, params=dict(found.params), again=[*kept, *params, f"sweep_name={paths.name}_best", "seed=0,1,2"],
+        rung=rung, params=dict(found.params), again=again,
     )  # fmt: skip
+
+
+def _is_plain(value: object) -> bool:
+    """Return True for a name that Hydra reads as it is, as that of a file of a group."""
+    is_name = isinstance(value, str) and re.fullmatch(r"[A-Za-z][\w/-]*", value) is not None
+    return is_name and str(value).lower() not in ("true", "false", "null", "nan", "inf")
 
 
 def status_lines(status: SweepStatus) -> list[str]:

@@ -8,19 +8,25 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+import math
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hpc_trainer.config.compose.overrides import override_value
 from hpc_trainer.config.compose.own_files import read_project
 from hpc_trainer.config.compose.search_axes import WHEN, SearchAxis, conditions_of, split_axes
 from hpc_trainer.config.load import PASSED_OVER
+from hpc_trainer.config.resume_contract import flatten
 from hpc_trainer.config.rules.data_rules import of_steps
 from hpc_trainer.config.schema.task import CustomTaskConfig
 from hpc_trainer.config.schema.train import Sampler, SearchConfig, SearchMode, TrainConfig
 from hpc_trainer.errors import ConfigError, valid
 from hpc_trainer.launch.freeze import Grid, freeze_grid
+from hpc_trainer.launch.hydra_app import HydraApp, freeze_search_of_app, read_app, split_app
 from hpc_trainer.record.chain import awaited_of
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.spec import RunSpec, leaves
@@ -57,13 +63,23 @@ class Defined:
         return self.grid.sweep
 
 
-def define(words: Sequence[str], *, config_dirs: Sequence[Path] = (), trust: Sequence[str] = ()) -> Defined:
+def define(
+    words: Sequence[str], *, app: str | None = None, config_dirs: Sequence[Path] = (), trust: Sequence[str] = ()
+) -> Defined:
     """Return the search of a command line.
+
+    Args:
+        words: our overrides, axes among them.
+        app: a Hydra app and its words with its axes, as after `--app`; None without an app.
+        config_dirs: folders of your own conf/ files.
+        trust: packages that `_target_` and `train.main` may name.
 
     Raises:
         ConfigError: an axis, a key of `search` or a sample of the space is wrong.
     """
     fixed, axes = split_axes(words, [*config_dirs, *read_project().config_dirs])
+    if app is not None:
+        return _finished(*_of_app(app, fixed, axes, config_dirs=config_dirs, trust=trust))
     if not axes:
         raise ConfigError(
             "a search needs an axis to draw values for, as 'optim.lr=tag(log,interval(1e-4,1e-1))', a list as "
@@ -75,11 +91,19 @@ def define(words: Sequence[str], *, config_dirs: Sequence[Path] = (), trust: Seq
     _refuse_keys(axes)
     grid = freeze_grid([*fixed, *_samples(space, groups)], config_dirs=config_dirs, trust=trust, is_search=True)
     bases = tuple(_bases(grid, fixed, space, groups))
+    return _finished(grid, bases, space, fixed, conditions)
+
+
+def _finished(
+    grid: Grid, bases: tuple[Base, ...], space: tuple[Dimension, ...], fixed: Sequence[str],
+    conditions: Sequence[str], app: tuple[str, ...] = (),
+) -> Defined:  # fmt: skip
+    """Return the search of a space and its bases, once all its keys are right."""
     settings = _settled(bases[0].spec.typed(), bases)
-    if settings.when != conditions:
+    if settings.when != list(conditions):
         raise ConfigError(f"{WHEN} of a file is not read. Write it on the command line, where the axes are.")
     words_kept = tuple(word for word in fixed if not word.startswith("search."))
-    search = Search(settings=settings, space=space, bases=bases, words=words_kept)
+    search = Search(settings=settings, space=space, bases=bases, words=words_kept, app=app)
     _check(search, grid)
     check_packages(search)
     if settings.from_sweep is not None:
@@ -216,6 +240,77 @@ def _check_samples(base: Base, samples: Sequence[RunSpec], space: Sequence[Dimen
             f"{', '.join(keys[:4]) or 'another key'} follows the value of an axis by an interpolation, and a search "
             "sets one key for each axis. Set it to a value of its own, or make it the axis."
         )
+
+
+# --- Hydra apps ---
+
+
+def _of_app(
+    text: str, fixed: Sequence[str], axes: Sequence[SearchAxis], *, config_dirs: Sequence[Path], trust: Sequence[str]
+) -> tuple[Grid, tuple[Base, ...], tuple[Dimension, ...], Sequence[str], Sequence[str], tuple[str, ...]]:
+    """Return the arguments of `_finished` for a search over an app's own keys.
+
+    The app's Hydra composes each choice of its lists, which become bases. A range is a key of `params`, which the
+    command passes on to the app by a placeholder.
+    """
+    if axes:
+        raise ConfigError(f"{axes[0].line} stands before --app, and a search of an app draws the app's own keys.")
+    name, flags, words = split_app(text)
+    app_fixed, of_app = split_axes(words, is_of_app=True)
+    if not of_app:
+        raise ConfigError(
+            f"a search needs an axis to draw values for, after --app: --app {name} 'lr=tag(log,interval(1e-4,1e-1))', "
+            "or a list as model=a,b."
+        )
+    conditions = conditions_of(fixed)
+    if conditions:
+        raise ConfigError(f"{WHEN} is not there for --app: give each axis of the app a value in all trials.")
+    ranges = [axis for axis in of_app if not axis.choices]
+    lists = [axis for axis in of_app if axis.choices]
+    if math.prod(len(axis.choices) for axis in lists) > _MOST_BASES:
+        raise ConfigError(f"the lists after --app have more than {_MOST_BASES} combinations. Use fewer, or a range.")
+    space = read_space([dataclasses.replace(axis, key=_param(axis.key)) for axis in of_app])
+    ends = {each.key: each.ends for each in space}
+
+    def composed(place: int, chosen: Iterable[str]) -> HydraApp:
+        values = [f"{axis.key}={override_value(ends[_param(axis.key)][place])}" for axis in ranges]
+        return read_app(shlex.join([name, *flags, *app_fixed, *chosen, *values]))
+
+    app = composed(0, [axis.line for axis in lists])
+    if ranges:
+        last = composed(2, [f"{axis.key}={override_value(axis.choices[0])}" for axis in lists])
+        _check_ranges(app.points[0].config, last.points[0].config, ranges)
+    passed_on = [f"{axis.key}={{{_param(axis.key)}}}" for axis in ranges]
+    grid, configs = freeze_search_of_app(app, fixed, {axis.key for axis in ranges}, passed_on, config_dirs, trust)
+    kept = tuple(word for word in fixed if not word.startswith("search."))
+    # The app's sweeper composes the lists as a product, the last one fastest.
+    combinations = list(itertools.product(*(axis.choices for axis in lists)))
+    if len(configs) != len(combinations):
+        raise ConfigError(f"hydra.sweeper.params of {name} makes a grid of its own, and a search draws. Leave it out.")
+    keys = [_param(axis.key) for axis in lists]
+    bases = [
+        base_of(dict(zip(keys, chosen, strict=True)), config, kept)
+        for chosen, config in zip(combinations, configs, strict=True)
+    ]
+    return grid, tuple(bases), space, fixed, [], (name, *flags, *app_fixed)
+
+
+def _param(key: str) -> str:
+    """Return the key of a trial's configuration for a key, or a group, of the app."""
+    return f"params.{key.lstrip('+').partition('@')[0].replace('/', '.')}"
+
+
+def _check_ranges(first: Mapping[str, Any], last: Mapping[str, Any], ranges: Sequence[SearchAxis]) -> None:
+    """Raise ConfigError if a range changes more in the app's configuration than its own key."""
+    before, after = flatten(first), flatten(last)
+    own = {axis.key.lstrip("+"): axis for axis in ranges}
+    changed = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+    for key, axis in own.items():
+        if key not in after:
+            raise ConfigError(f"{axis.line}: {key} is no single key of the app's configuration. Name one of its keys.")
+    other = next((key for key in changed if key not in own), None)
+    if other is not None:
+        raise ConfigError(f"{other} of the app changes with {', '.join(own)}, and a range sets one key. Use a list.")
 
 
 def _settled(config: TrainConfig, bases: Sequence[Base]) -> SearchConfig:

@@ -11,12 +11,15 @@ import copy
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpc_trainer.config.identity import is_secret_value, run_id_of
 from hpc_trainer.config.load import from_plain
+from hpc_trainer.config.program import program_name
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.train import FailedTrial, SearchConfig
 from hpc_trainer.errors import ConfigError, RunStateError
@@ -60,6 +63,8 @@ class Search:
     bases: tuple[Base, ...]
     words: tuple[str, ...]
     """Overrides with one value, without those of the search."""
+    app: tuple[str, ...] = ()
+    """Hydra app and its words with one value (`--app`); () for other searches."""
     code: str | None = None
     """Digest of the frozen code that trials start from; None if nothing was frozen."""
     earlier: tuple[Told, ...] = ()
@@ -103,7 +108,16 @@ class Search:
         axes = {key: text_of(value) for key, value in params.items()}
         from hpc_trainer.launch.freeze import freeze  # it imports Hydra, which `status` does without
 
-        return freeze(typed, axes=axes, overrides=tuple(lines))
+        spec = freeze(typed, axes=axes, overrides=tuple(lines))
+        return dataclasses.replace(spec, run_id=_id_in_app(spec, axes)) if self.app else spec
+
+
+def _id_in_app(spec: RunSpec, axes: Mapping[str, str]) -> str:
+    """Return the id of a trial of a Hydra app: named by its axes, because `params` is the app's whole configuration."""
+    names = {key: key.rpartition(".")[2] for key in axes}
+    told = [name if is_secret_value(name, axes[key]) else f"{name}{axes[key]}" for key, name in names.items()]
+    label = "-".join([program_name(spec.config["train"]["command"]), *told])
+    return run_id_of(re.sub(r"[^A-Za-z0-9._-]", "_", label), spec.config["seed"], spec.digest)
 
 
 def set_leaf(config: dict[str, Any], key: str, value: Value) -> None:
@@ -148,7 +162,8 @@ def write_search(paths: SweepPaths, search: Search) -> None:
             {"choices": dict(base.choices), "config": dict(base.config), "overrides": list(base.overrides)}
             for base in search.bases
         ],
-        "words": list(search.words), "code": search.code, "earlier": list(map(samplers.to_plain, search.earlier)),
+        "words": list(search.words), "app": list(search.app), "code": search.code,
+        "earlier": list(map(samplers.to_plain, search.earlier)),
     }  # fmt: skip
     write_atomic(paths.search, f"{seal(json.dumps(record))}\n")
 
@@ -176,6 +191,7 @@ def read_search(paths: SweepPaths) -> Search | None:
             space=spaces.from_plain(record["space"]),
             bases=tuple(base_of(base["choices"], base["config"], tuple(base["overrides"])) for base in record["bases"]),
             words=tuple(record["words"]),
+            app=tuple(record.get("app", ())),
             code=record["code"],
             earlier=tuple(map(samplers.from_plain, record.get("earlier", ()))),
         )

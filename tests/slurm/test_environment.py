@@ -221,7 +221,8 @@ def test_torchrun_on_two_nodes_trains_and_resumes_as_srun_does(driver: Driver) -
     assert len(list((folder / "logs").glob("attempt-001.rank-*.log"))) == 4
     (attempt, _) = driver.attempts("torchrun", "start")
     assert attempt["executor"] == "slurm"
-    # Slurm 24.11 requeues this job once more at its end ("per user/system request"): that start finds the run complete.
+    # From 24.05 on Slurm still has this job marked as preempted (GRACE_PREEMPT), as any job that requeued itself within
+    # its grace, and requeues it once more at its end: that start finds the run complete.
     ends = ("COMPLETED", "PENDING")
     driver.slurm.wait_for(lambda: driver.slurm.job_state(job_id) in ends, 90, "the end of the job")
     if driver.slurm.job_state(job_id) == "PENDING":
