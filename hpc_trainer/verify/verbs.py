@@ -199,7 +199,7 @@ def _resume_lines(report: ResumeReport) -> list[str]:
             f"{report.num_steps} steps.",
             f"Compared after every step: {report.num_compared} tensors and numbers (weights, optimizer, scaler, "
             "random states, inputs).",
-            f"Compared besides: the metrics {', '.join(report.metrics)}; the last checkpoint byte for byte "
+            f"Also compared: the metrics {', '.join(report.metrics)}; the last checkpoint byte for byte "
             f"({', '.join(report.files)}).",
         ]
     lines = []
