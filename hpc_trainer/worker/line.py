@@ -120,7 +120,7 @@ def tell_end(
 
 
 def end_well(paths: RunPaths, stop_after_alike: int) -> None:
-    """Do for other runs what follows from the completion of this one. Never raises."""
+    """Release the runs that wait for this complete run, and end the count of `stop_after_alike`. Never raises."""
     try:
         if is_waited_for(paths):
             release_behind(paths)
