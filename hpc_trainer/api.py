@@ -168,7 +168,7 @@ def results(
     sweep: str | None = None, *, group_by: Sequence[str] = (), where: str | None = None, columns: Sequence[str] = (),
     sort: str | None = None, runs_dir: Path | None = None,
 ) -> pd.DataFrame | Rows[dict[str, Any]]:  # fmt: skip
-    """Return the table of `hpc-trainer results`, with best values, a row for each run: a pandas.DataFrame if it can.
+    """Return the table of `hpc-trainer results`, a row for each run, with best values: a DataFrame if pandas is there.
 
     Args:
         sweep: the sweep; None: the newest one.

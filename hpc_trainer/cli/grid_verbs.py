@@ -217,7 +217,7 @@ def run_retry(
     A cancelled run is submitted if its own name is given, or if its sweep's name is given and cancelled it. A run whose
     folder was deleted is trained again if its own name is given.
 
-    Words with `=` among `names` are changes of `cluster.*` and `hardware.*`.
+    Arguments with `=` among `names` are changes of `cluster.*` and `hardware.*`.
     """
     changes = [word for word in names if "=" in word or word.startswith("~")]
     names = [word for word in names if word not in changes]

@@ -212,7 +212,9 @@ ModelTarget = Annotated[
 Best = Annotated[bool, typer.Option("--best", help="The checkpoint that checkpoint.keep_best keeps.")]
 StepOption = Annotated[int | None, typer.Option("--step", metavar="N", help="A checkpoint's step; else the newest.")]
 Raw = Annotated[bool, typer.Option("--raw", help="With train.ema_decay: not the averaged weights.")]
-EveryRun = Annotated[bool, typer.Option("--all", "-a", help="A line for each run, also of more than 200.")]
+EveryRun = Annotated[
+    bool, typer.Option("--all", "-a", help="Show a line for every run, even if there are more than 200.")
+]
 WhereOption = Annotated[
     str | None,
     typer.Option(

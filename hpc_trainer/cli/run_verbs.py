@@ -301,7 +301,7 @@ def _print_summary(status: SweepStatus) -> None:
 
 
 def _worst(counts: Mapping[str, Counter[str]]) -> list[tuple[str, Counter[str]]]:
-    """Return the nodes with the most runs that are not at work first."""
+    """Return the nodes; those with the most runs that are not at work come first."""
     return sorted(counts.items(), key=lambda pair: pair[1][RunState.RUNNING.value] - sum(pair[1].values()))
 
 
@@ -472,7 +472,7 @@ def _cancel_stages(name: str, stages: Sequence[SweepPaths], *, save: bool, as_js
 
 
 def _cancelled_words(status: SweepStatus, run_ids: Sequence[str], num_cancelled: int) -> str:
-    """Return a sentence on the cancelled runs and on the sweep's runs that go on."""
+    """Return a sentence on the cancelled runs, and on the sweep's runs that continue."""
     num_ended = len(run_ids) - num_cancelled
     before = f"; {num_ended} had ended before" if num_ended else ""
     if not num_cancelled:

@@ -101,7 +101,7 @@ def targets_of(config: TrainConfig | Mapping[str, Any]) -> dict[str, str]:
 
 
 def packages_of(config: TrainConfig) -> list[str]:
-    """Return the top-level packages whose sources decide what a run does: ours, and those that it names."""
+    """Return the top-level packages whose code a run executes: hpc_trainer, and those that the configuration names."""
     named = {target.partition(".")[0] for target in targets_of(config).values()} - {"torch"}
     return sorted({"hpc_trainer", *named, *config.snapshot.packages})
 

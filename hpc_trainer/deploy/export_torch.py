@@ -190,7 +190,7 @@ def _facts_of_data(request: Mapping[str, Any], data: Data | None) -> dict[str, A
 
 
 def _write(subject: Subject, path: Path, to: str, quantize: str | None, request: Mapping[str, Any]) -> Written:
-    """Return the written file, after a check of its outputs and, if requested, a measurement."""
+    """Write the file, check its outputs and, if requested, measure it; return what was written."""
     original = subject.model
     inputs = subject.data.inputs(original, NUM_SAMPLES)
     options = options_text(to, quantize, request["prune"])

@@ -19,7 +19,7 @@ from hpc_trainer.slurm.commands import Controller, Node, read_controller, read_n
 
 _NEEDED = {
     "sbatch": "submits runs",
-    "squeue": "says how jobs stand",
+    "squeue": "says which state jobs have",
     "scontrol": "requeues runs and reads the site's limits",
     "scancel": "ends runs",
     "sinfo": "says what nodes have",

@@ -341,7 +341,7 @@ def _names(folder: Path) -> set[str]:
 
 
 def _files_of_sweep(folder: Path) -> Iterator[Path]:
-    """Yield the files of a sweep without which none of its runs can go on: specs, submissions, frozen code."""
+    """Yield the files of a sweep without which none of its runs can continue: specs, submissions, frozen code."""
     for place in (folder, folder / "submissions", folder / "code"):
         yield from (path for path in place.glob("*") if path.is_file())
 

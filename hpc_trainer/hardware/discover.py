@@ -191,7 +191,7 @@ def access_to(partition: Partition, limits: Limits, choice: Choice, groups: froz
 
 
 def _closed(partition: Partition, limits: Limits, groups: frozenset[str]) -> str | None:
-    """Return the reason why a partition takes no job of the user under any account; None if it may."""
+    """Return the reason why a partition takes no job of the user under any account; None if it takes them."""
     if partition.state != "UP":
         return f"its state is {partition.state}"
     if partition.is_for_root:
@@ -307,7 +307,7 @@ def _file_name(text: str) -> str:
 
 
 def _gpu_shape(partition: Partition, kind: str, num_gpus: int, groups: Sequence[NodeGroup]) -> dict[str, Any]:
-    """Return the keys of a shape with the share of each GPU: all GPUs of a node can be used at once."""
+    """Return the keys of a shape whose GPUs have equal shares of a node, so that jobs can use all its GPUs at once."""
     cpus = min(_cpus(group, partition) // sum(group.gpus.values()) for group in groups)
     threads = max(group.threads_per_core for group in groups)
     cpus = max(1, cpus - (cpus % threads if cpus > threads else 0))  # Slurm allocates whole cores

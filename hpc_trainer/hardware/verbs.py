@@ -136,7 +136,7 @@ def check(
     config_dir: ConfigDir = None,
     as_json: Json = False,
 ) -> None:
-    """Compare a profile with the cluster that answers here, line by line, with the fix of what is wrong."""
+    """Compare a profile with the cluster that answers here, line by line, with a fix for each problem."""
     from hpc_trainer.hardware.live_verbs import run_check
 
     given = Given(overrides, config_dir, None)

@@ -1,6 +1,7 @@
 """Five steps that lead an existing training script to `main(config, run)`, each with the lines of the script.
 
-The script is parsed, and never run or imported. What is found is a hint: names are guessed from how they are used.
+The script is parsed, and never run or imported. Its results are hints, because names are guessed from how they are
+used.
 """
 
 from __future__ import annotations

@@ -258,7 +258,7 @@ _JOINT = (
 
 
 def _gpus_and_cores(named: dict[str, Parameter], result: Translation) -> None:
-    """Take the parameters that say together what a rank gets, and set one rank for each GPU."""
+    """Translate the parameters that together give a rank's GPUs and cores; set one rank for each GPU."""
     taken = {name: named.pop(name) for name in _JOINT if name in named and named[name].value is not None}
     computed = {name for name, parameter in taken.items() if isinstance(parameter.value, Computed)}
     unknown = {name: taken.pop(name) for name in computed}

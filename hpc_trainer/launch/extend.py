@@ -100,8 +100,8 @@ def _another_run(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     ]
     return (
         f"{', '.join(counts)} makes another run of it: other ranks, cores or devices may give other results. "
-        "hpc-trainer submit with it begins that one; with parallel.elastic=true or train.logical_ranks a run may "
-        "continue with other ranks."
+        "`hpc-trainer submit` with this override begins that run; with parallel.elastic=true or train.logical_ranks a "
+        "run may continue with other ranks."
     )
 
 
@@ -167,8 +167,8 @@ def extend_grid(grid: Grid) -> Grid:
         )
     if not twins:
         raise ConfigError(
-            f"no run of this grid is new and has a twin in the sweep {grid.sweep.name} that is done, of fewer "
-            "train.num_steps and else the same. Leave out --extend."
+            f"no new run of this grid has a shorter twin in the sweep {grid.sweep.name}: a complete run that differs "
+            "only in having fewer train.num_steps. Leave out --extend."
         )
     memo = Memo()
     specs = [_extended(spec, twins[spec.run_id], memo) if spec.run_id in twins else spec for spec in grid.specs]

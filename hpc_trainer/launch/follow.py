@@ -137,7 +137,7 @@ class Followed:
     """Run id -> what it waits for; runs that wait for nothing are absent."""
     problems: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
-    """Lines for the user: whom the runs follow, and how those stand."""
+    """Lines for the user: which runs or sweeps the runs follow, and their states."""
 
 
 def read_followed(sweep: SweepPaths, specs: Sequence[RunSpec], grid: Sequence[RunSpec] = ()) -> Followed:

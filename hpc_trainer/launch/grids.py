@@ -340,7 +340,7 @@ def _checked(
         except SlurmError as error:
             if must_answer:
                 raise
-            notes.append(f"the cluster's limits were not looked at: {error}")
+            notes.append(f"the cluster's limits were not checked: {error}")
     plan = build_plan(grid, known, retry_failed=retry_failed, limits=limits)
     private = find_private_folder(grid.sweep.folder.parent) if asks and has_slurm() else None
     unmounted = find_unmounted(grid.sweep.folder.parent) if specs else None
@@ -498,9 +498,11 @@ def with_canaries(plan: SweepPlan, count: int) -> SweepPlan:
     if plan.grid.executor is not Executor.slurm:
         raise ConfigError("--canary needs Slurm, which holds the other runs: with cluster=local leave it out.")
     if any(array.choice is not None for array in plan.arrays):
-        raise ConfigError("--canary does not go with hardware=first:a,b. Leave one of them out.")
+        raise ConfigError("--canary cannot be combined with hardware=first:a,b. Leave one of them out.")
     if any(array.slots for array in plan.arrays):
-        raise ConfigError("--canary does not go with a pool, whose jobs take the runs in turn. Leave one of them out.")
+        raise ConfigError(
+            "--canary cannot be combined with pool.jobs, as slots take runs in turn. Leave one of them out."
+        )
     before, after = [], []
     for shape in dict.fromkeys(array.shape for array in plan.arrays):
         arrays = [array for array in plan.arrays if array.shape == shape]

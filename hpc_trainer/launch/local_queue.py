@@ -48,7 +48,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sweep-dir", type=Path, required=True)
     parser.add_argument("--max-parallel", type=int, required=True)
-    parser.add_argument("--intent", action="append", help="uuid of a submission: the next submit finds us by it")
+    parser.add_argument(
+        "--intent", action="append", help="uuid of a submission, by which the next submit finds this queue"
+    )
     parser.add_argument("--archive", type=Path, help="the frozen code to start runs from")
     parser.add_argument("run_ids", nargs="+")
     arguments = parser.parse_args(argv)

@@ -261,7 +261,7 @@ class Known:
     notes: tuple[str, ...] = ()
     """Notes for the user on unreadable files of the sweep, and on runs that are left alone."""
     followed: Followed = NOBODY
-    """Runs that the runs to submit follow (`after`), as they stand."""
+    """Runs that the runs to submit follow (`after`), with their states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,7 +288,7 @@ class SweepPlan:
     changed: tuple[CodeChange, ...] = ()
     """Changes of code since the submit of runs that stay as they are (completed or in the queue)."""
     twins: tuple[Twin, ...] = ()
-    """Runs to be submitted that could go on from a finished, shorter run (`extend_grid`)."""
+    """Runs to be submitted that could continue a finished, shorter run (`extend_grid`)."""
     left_out: tuple[str, ...] = ()
     """Files that are not frozen because of their names, and links to files that are not frozen."""
     known: Known = field(default_factory=Known)
@@ -679,7 +679,7 @@ def _tracker_line(config: Mapping[str, Any]) -> str | None:
 def _taken_codes_note(exit_codes: Sequence[tuple[int, int]]) -> Iterator[str]:
     if exit_codes:
         listed = ", ".join(f"{instead} instead of {ours}" for ours, instead in exit_codes)
-        yield f"This site requeues or holds jobs by exit codes of ours (RequeueExit): jobs end with {listed}."
+        yield f"This site requeues or holds jobs by hpc-trainer's exit codes (RequeueExit): jobs end with {listed}."
 
 
 # Known facts of a sweep for a plan: the status of its runs, grouped by array and shape.

@@ -20,7 +20,7 @@ from hpc_trainer.slurm.shape import Shape, mem_mb_per_node
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packing:
-    """Slots of a pool and places of a slot, what a slot asks for, and why the wish cannot be fulfilled (`problems`)."""
+    """Slots of a pool, places and resources of a slot, and why the requested packing is impossible (`problems`)."""
 
     slots: int
     per_node: int

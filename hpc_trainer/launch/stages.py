@@ -157,7 +157,7 @@ def _words_of_stages(words: Sequence[str], stages: Sequence[SweepStage]) -> dict
 
 
 def _line_of(stage: SweepStage, given: Sequence[str], chain: str) -> list[str]:
-    """Return the overrides of a stage's grid: its own, without keys that the command line gives, then those."""
+    """Return the overrides of a stage's grid: the stage's, less keys of the command line, then the command line's."""
     given = [word for word in given if _key(word) not in _OF_CHAIN]
     keys = {_key(in_full(word)) for word in given}
     own = [*stage.overrides, *([] if stage.hardware is None else [f"hardware={stage.hardware}"])]

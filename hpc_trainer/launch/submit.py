@@ -55,13 +55,13 @@ class SubmittedArray:
     run_ids: tuple[str, ...]
     uuid: str = ""
     choice: int | None = None
-    """As in `ArrayPlan`."""
+    """Number of the item of a hardware list; None without a list."""
     slots: int = 0
     """Slots of a pool that work through the runs; 0: each run is an element."""
 
     @property
     def place(self) -> tuple[str, int | None]:
-        """Key as in `ArrayPlan`."""
+        """Key of the hardware: the profile's name, and the number of the item of a list; None without a list."""
         return self.hardware, self.choice
 
 

@@ -69,7 +69,7 @@ def find_nowhere(specs: Iterable[RunSpec], code: Snapshot | None) -> Unfound:
                 unfound.problems.append(message)
             elif _is_this_python(cluster):
                 is_far = cluster["executor"] != Executor.local.value
-                way = f" Where the nodes have more than this machine, say so: cluster.python={sys.executable}"
+                way = f" If this Python has other packages on the nodes, name it: cluster.python={sys.executable}"
                 unfound.problems.append(message + (way if is_far else ""))
             else:
                 unfound.notes.append(

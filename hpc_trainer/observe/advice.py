@@ -131,7 +131,7 @@ class SharedAdvice:
 
 
 def advise_runs(status: SweepStatus, run_ids: Sequence[str]) -> tuple[list[AdvisedRun], list[str]]:
-    """Return those of the runs that have begun, at most `MOST_RUNS`, with advice, and notes on runs not looked at."""
+    """Return advice on the runs that have begun, at most `MOST_RUNS`, and notes on the runs that were left out."""
     begun = [run for run in map(status.run, run_ids[:MOST_RUNS]) if run.attempts]
     notes = [] if len(run_ids) <= MOST_RUNS else [f"the first {MOST_RUNS} of {len(run_ids)} runs were looked at."]
     tuned, ask_limits = [], _limits_of(status)

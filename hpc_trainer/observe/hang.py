@@ -232,7 +232,7 @@ def seconds(value: float) -> str:
 
 
 def open_collectives(flight: Flight) -> Iterator[Collective]:
-    """Return the collectives that the rank was in."""
+    """Return the collectives that the rank had entered and not left when the record was written."""
     return (collective for collective in flight.collectives if collective.is_open)
 
 

@@ -330,7 +330,7 @@ class _Collector:
         self._families = families
 
     def collect(self) -> Iterable[Any]:
-        """Return all families."""
+        """Return all families of metrics."""
         return self._families
 
 

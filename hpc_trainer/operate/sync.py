@@ -95,7 +95,7 @@ class Destination(Protocol):
 
 
 def read_logged(sweep: SweepPaths, run: RunStatus) -> Logged:
-    """Return the data of a run that has begun."""
+    """Return what a tracker gets of a run, which must have begun."""
     paths, attempts = sweep.run(run.run_id), run.attempts
     start_time = attempts[0].start_time
     code = (read_json(sweep.sweep) or {}).get("code")

@@ -144,7 +144,7 @@ class _Sweep:
 
     @property
     def arrays(self) -> list[str]:
-        """Ids of its jobs on Slurm, arrays as a whole."""
+        """Ids of the sweep's jobs on Slurm; an array counts as one job."""
         return [*self._arrays, *self._singles]
 
     def whose(self, job_id: str) -> RunSpec | None:

@@ -94,7 +94,7 @@ BY_DOUBT: dict[DoubtKind, Verdict] = {
     DoubtKind.silent: SILENT,
     DoubtKind.taken: TAKEN,
     DoubtKind.maybe_taken: Verdict(
-        "A job of the sweep may have it: the line that tells which runs that is for is lost.",
+        "A job of the sweep may have it: the line that recorded that job's runs is lost.",
         ("the scancel that the cause names, then the same `hpc-trainer submit`; runs that are at work continue",),
     ),
     DoubtKind.lost_spec: Verdict(
@@ -156,7 +156,7 @@ BY_CAUSE: dict[str, Verdict] = {
         ),
     ),
     INVALID_CONFIG: Verdict(
-        "Its configuration is not possible, which only the run could detect; the rule and the legal choice are below.",
+        "Its configuration is invalid, which only the run could detect; the rule and the legal choice are below.",
         (
             "change the key that it names, then submit: that makes another run",
             _RETRY + " if the change is in your own code",

@@ -64,7 +64,7 @@ class Where:
         for name in sorted(self.names - set(columns)):
             names = [*columns]
             shown = ", ".join(names[:_MOST_NAMED]) + (" .." if len(names) > _MOST_NAMED else "")
-            quotes = "" if "." in name else f' Text stands in quotes: "{name}".'
+            quotes = "" if "." in name else f' Put text in quotes: "{name}".'
             near = did_you_mean(name, names)
             raise ConfigError(f"{self.option} {self.text}: there is no column {name}. {near}Columns: {shown}.{quotes}")
 
@@ -192,7 +192,7 @@ class _Parser:
             raise self.error(word)
 
     def error(self, expected: str) -> ConfigError:
-        """Return the error for the present place, where `expected` should stand."""
+        """Return the error for the present place, where `expected` should be."""
         token = self._token()
         return self._error_at(len(self._text) if token is None else token.begin, expected)
 

@@ -143,7 +143,7 @@ def find_awaited(text: str, runs_dir: Path, key: str = "after") -> Awaited:
 
 
 def specs_of(folder: Path) -> Mapping[str, RunSpec]:
-    """Return the runs of a sweep by its files, or as they are planned."""
+    """Return the specs of a sweep by run id: of a planned sweep if there is one, else from the sweep's files."""
     return PLANNED.get().sweeps.get(folder) or known_by_files(SweepPaths(folder))[1]
 
 
@@ -346,7 +346,7 @@ class Waits:
     failed: tuple[Stand, ...] = ()
     """Runs that failed or were cancelled, unless they do not count (`after.on_failure=start`)."""
     idle: tuple[Stand, ...] = ()
-    """Runs that nobody brings back, the failed ones included: only a user lets the waiting run go on."""
+    """Runs that nothing restarts automatically, the failed ones included: only a user lets the waiting run start."""
     active: tuple[Stand, ...] = ()
     """Runs that wait or work."""
     is_cancelled: bool = False

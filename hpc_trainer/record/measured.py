@@ -1,7 +1,7 @@
 """Figures that `hardware check --run` measured on a cluster, kept in the user's state folder, and estimates from them.
 
 `~/.local/state/hpc_trainer/hardware/CLUSTER/PROFILE.json` holds the newest measurement of a profile. `plan` and
-`advise` estimate from it. A file that is missing or unreadable means that nothing was measured, and so does a figure.
+`advise` estimate from it. If the file, or a figure in it, is missing or unreadable, it counts as not measured.
 """
 
 from __future__ import annotations

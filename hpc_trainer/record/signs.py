@@ -173,7 +173,7 @@ SIGNS = (
         "network",
         r"nccl(?:SystemError|UnhandledCudaError|InternalError)|NCCL error: unhandled (?:system|cuda) error|IBV_WC_\w+"
         r"|Got completion .* with (?:error|status)",
-        "NCCL, which the ranks talk by, failed",
+        "NCCL, by which the ranks communicate, failed",
         "NCCL_DEBUG=INFO in cluster.env names the call; NCCL_SOCKET_IFNAME and NCCL_IB_HCA choose the network",
         "if it works on other nodes: " + _ELSEWHERE,
     ),
@@ -249,7 +249,7 @@ SIGNS = (
         "no_environment",
         r"Could not find conda environment: (\S+)|EnvironmentNameNotFound: .*?: (\S+)",
         "there is no conda environment {found}",
-        "`conda env list` shows those that there are",
+        "`conda env list` shows the existing ones",
     ),
     _sign(
         "old_system",
@@ -382,7 +382,7 @@ SIGNS = (
         "shapes",
         r"shapes cannot be multiplied|must match the (?:existing )?size|Sizes of tensors must match"
         r"|shape '.*' is invalid for|could not be broadcast together|Expected input batch_size",
-        "two tensors have shapes that do not go together",
+        "two tensors have incompatible shapes",
         _OWN_CODE,
     ),
     _sign(
@@ -456,7 +456,7 @@ _WARNING = re.compile(r"\bWARNING\b|Warning: |\[W\d|level=warn|(?i:\bretrying\b)
 def sign_of(lines: Iterable[str]) -> Sign | None:
     """Return the sign that the newest telling line shows, with `matched`, `line` and `says` filled in, or None.
 
-    If the output ends with a traceback, only its error tells: what was printed earlier did not end the run.
+    If the output ends with a traceback, only its error counts: earlier lines did not end the run.
     """
     lines = [*lines]
     for line in reversed(_telling(lines)):

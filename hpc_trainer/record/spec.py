@@ -108,7 +108,7 @@ class RunSpec:
     """Further hardware of a run that is submitted to several (`hardware=first:a,b`), in order; the first is `shape`."""
 
     def on(self, choice: int) -> RunSpec:
-        """Return the run as it is on one item of its list of hardware, without the list; 0 is the first item.
+        """Return the run on one item of its hardware list, without the list; 0 is the first item.
 
         Raises:
             RunStateError: the list has no such item.
@@ -122,7 +122,7 @@ class RunSpec:
         return dataclasses.replace(self, hardware=other.hardware, shape=other.shape, config=config, others=())
 
     def on_each(self) -> list[RunSpec]:
-        """Return the run as it is on each item of its list of hardware; only itself without a list."""
+        """Return the run on each item of its hardware list; without a list, only the run itself."""
         return [self.on(choice) for choice in range(len(self.others) + 1)]
 
     @property

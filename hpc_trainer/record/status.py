@@ -553,7 +553,7 @@ def _jobs_in_queue(
 
 
 def _is_told(entry: QueueEntry, submission: Submission | None) -> bool:
-    """Return True if the submission may be the entry's: it has its job, or is unconfirmed, and it has its element."""
+    """Return True if the entry may be of the submission, which has the entry's job (or is unconfirmed) and element."""
     if submission is None or submission.job_id not in (None, array_of(entry.job_id), entry.job_id):
         return False
     _, _, element = entry.job_id.partition("_")

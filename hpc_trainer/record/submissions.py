@@ -137,7 +137,7 @@ class Submission:
 
     @property
     def num_elements(self) -> int:
-        """Number of its jobs: one for each run, or one for each slot."""
+        """Number of jobs of the submission: one for each run, or one for each slot."""
         return self.slots or len(self.run_ids)
 
     def element_id(self, index: int) -> str | None:

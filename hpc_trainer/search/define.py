@@ -264,7 +264,7 @@ def _of_app(
         )
     conditions = conditions_of(fixed)
     if conditions:
-        raise ConfigError(f"{WHEN} is not there for --app: give each axis of the app a value in all trials.")
+        raise ConfigError(f"{WHEN} is not available with --app: give each axis of the app a value in all trials.")
     ranges = [axis for axis in of_app if not axis.choices]
     lists = [axis for axis in of_app if axis.choices]
     if math.prod(len(axis.choices) for axis in lists) > _MOST_BASES:

@@ -93,7 +93,7 @@ class Search:
             rungs: the steps at which the trial pauses, ascending.
 
         Raises:
-            ConfigError: the values do not go with each other.
+            ConfigError: the values are incompatible.
         """
         base = next(base for base in self.bases if all(params[key] == name for key, name in base.choices.items()))
         config = copy.deepcopy(dict(base.config))

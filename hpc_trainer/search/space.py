@@ -251,7 +251,7 @@ def every_point(space: Sequence[Dimension]) -> list[dict[str, Value]]:
 
 
 def difference(old: Sequence[Dimension], new: Sequence[Dimension]) -> str | None:
-    """Return how two spaces differ, as the axes of both; None if they are equal."""
+    """Return the axes that are new, missing or different in `new`, as text; None if the spaces are equal."""
     before, now = ({dimension.key: dimension for dimension in space} for space in (old, new))
     differences = [f"{key} is new" for key in now if key not in before]
     differences += [f"{key} is missing" for key in before if key not in now]

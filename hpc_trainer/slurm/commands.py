@@ -343,7 +343,7 @@ def submit_script(script: Path, *, options: Sequence[str] = (), timeout_s: float
         return match[1]
     if code == 0:
         raise UnclearError(
-            f"sbatch answered what cannot be read: {output.strip()[:300] or message or 'nothing'!r}. {_AGAIN}"
+            f"the answer of sbatch cannot be read: {output.strip()[:300] or message or 'nothing'!r}. {_AGAIN}"
         )
     if code is None or code < 0 or LOST.search(message):
         raise SilentError(f"sbatch did not hear from the controller: {message or 'no answer'}. {_AGAIN}")

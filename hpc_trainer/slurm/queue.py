@@ -125,7 +125,7 @@ def is_job(parts: Sequence[str]) -> bool:
 
 def unreadable(command: str, text: str) -> UnclearError:
     """Return the error for an answer or a row that is not this command's output."""
-    return UnclearError(f"{command} answered what cannot be read: {text.strip()[:200] or 'nothing'!r}")
+    return UnclearError(f"the answer of {command} cannot be read: {text.strip()[:200] or 'nothing'!r}")
 
 
 _AFTER_ARRAY = re.compile(r"[_.+]")

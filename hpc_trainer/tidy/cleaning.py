@@ -126,7 +126,7 @@ def _needs_of(sweep: SweepPaths, heads: tuple[bytes, ...]) -> Iterator[Need]:
 def find_items(status: SweepStatus, rules: Sequence[str], needs: Needs) -> tuple[list[Item], list[str]]:
     """Return the files and folders of a sweep that these rules delete, and notes on runs of which nothing is deleted.
 
-    Runs that wait or work are left alone, so that the sweep may be at work.
+    The sweep may be at work: runs that wait or work are left alone.
     """
     items: list[Item] = []
     notes: list[str] = []

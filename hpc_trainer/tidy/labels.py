@@ -192,6 +192,6 @@ def _leave_link(old: Path, name: str) -> str | None:
     try:
         old.symlink_to(name)
     except OSError as error:
-        return (f"the name {old.name} no longer means it ({error.strerror or error}); runs that were frozen with paths "
-                f"in {old} do not find them any more.")  # fmt: skip
+        return (f"the name {old.name} no longer leads to it ({error.strerror or error}); runs that were frozen with "
+                f"paths in {old} do not find them any more.")  # fmt: skip
     return None

@@ -104,7 +104,7 @@ def reproduce(
         list[str],
         typer.Argument(
             metavar="RUN [KEY=VALUE]...",
-            help="A run; changes of cluster.* and hardware.*.",
+            help="A run, and changed values of cluster.* and hardware.*.",
             autocompletion=complete_runs,
         ),
     ],

@@ -76,7 +76,7 @@ def _ask(sweep: SweepPaths, say: Callable[[str], None]) -> None:
 
 
 def _wait(sweeps: Sequence[SweepPaths], timeout_s: float) -> None:
-    """Wait at most `timeout_s` s until no process is left, listing them again, because a process may start another."""
+    """Wait at most `timeout_s` s until no process is left; list them each time, as a process may start another."""
     deadline = time.monotonic() + timeout_s
     while (processes := processes_of(sweeps)) and (left := deadline - time.monotonic()) > 0:
         psutil.wait_procs(processes, timeout=left)

@@ -199,7 +199,7 @@ def _resume_lines(report: ResumeReport) -> list[str]:
             f"{report.num_steps} steps.",
             f"Compared after every step: {report.num_compared} tensors and numbers (weights, optimizer, scaler, "
             "random states, inputs).",
-            f"Compared besides: the metrics {', '.join(report.metrics)}; the last checkpoint byte for byte "
+            f"Also compared: the metrics {', '.join(report.metrics)}; the last checkpoint byte for byte "
             f"({', '.join(report.files)}).",
         ]
     lines = []
@@ -212,7 +212,7 @@ def _resume_lines(report: ResumeReport) -> list[str]:
             f"{', '.join(shown[:3])}{more}."
         )
     elif report.also:
-        lines.append(f"NOT IDENTICAL: all states are, but not {report.also[0]}.")
+        lines.append(f"NOT IDENTICAL: all states are identical, but not {report.also[0]}.")
     if report.resumed_steps:
         lines.append(f"Resumed at steps {', '.join(map(str, report.resumed_steps))}.")
     if report.reason is not None:

@@ -369,7 +369,7 @@ def _device(config: TrainConfig, env: RankEnv) -> torch.device:
         return kind_of(hardware.device_type).device(env.local_rank)
     except HpcTrainerError as error:
         raise type(error)(
-            f"hardware={hardware.name} computes on {hardware.device_type}, which {env.node} has not: {error} Use "
+            f"hardware={hardware.name} computes on {hardware.device_type}, which {env.node} lacks: {error} Use "
             "hardware=cpu_x1, or a node that has it."
         ) from error
 

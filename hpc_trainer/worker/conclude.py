@@ -373,7 +373,7 @@ def conclude_start(stop: Stop) -> ExitCode:
 
 @stop_signals_held_back()
 def conclude_failure(stop: Stop, *, cause: str, error: Mapping[str, Any], is_first: bool) -> None:
-    """Journal an error, and bring the run back if the error may pass and the budget allows it.
+    """Journal an error, and restart the run if the error may pass and the budget allows it.
 
     Not collective, and may be called by any rank: rank 0 journals, and the rank that failed first acts.
 
@@ -606,7 +606,7 @@ def _facts(stop: Stop) -> StopFacts:
     try:
         job = show_job(job_id)
     except SlurmError as error:
-        print(f"Slurm did not say in which state job {job_id} stands: {error}")
+        print(f"Slurm did not say in which state job {job_id} is: {error}")
         return facts
     now = time.time()
     preemption = None

@@ -170,7 +170,7 @@ def _refused(error: ConfigError, config: TrainConfig, paths: RunPaths, env: Rank
 
 
 def _stopped(paths: RunPaths, env: RankEnv, reason: str) -> int:
-    """Record a run that could not go back as PREEMPTED: the next `submit` gives it a job that waits."""
+    """Record a run that could not be requeued as PREEMPTED: the next `submit` gives it a job that waits."""
     attempt = Journal(paths).attempt_number(env.job_id, env.restart_count)
     begin_attempt(paths, env, attempt).end(attempt, state=RunState.PREEMPTED, cause=reason)
     return ExitCode.REQUEUED

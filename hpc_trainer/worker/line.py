@@ -120,7 +120,7 @@ def tell_end(
 
 
 def end_well(paths: RunPaths, stop_after_alike: int) -> None:
-    """Do for other runs what follows from the completion of this one. Never raises."""
+    """Release the runs that wait for this complete run, and end the count of `stop_after_alike`. Never raises."""
     try:
         if is_waited_for(paths):
             release_behind(paths)
@@ -163,7 +163,7 @@ def stop_the_line(paths: RunPaths, stop_after_alike: int, cause: str, error: Map
         what = f"{error.get('type', cause)}: {said[0][:200]}" if said else str(error.get("type", cause))
         why = f"the first {len(alike)} runs failed alike, {what} ({', '.join(alike[:3])})"
         write_hold(sweep.hold, why)
-        print(f"{why}. What waits of the sweep {sweep.name} is held.", flush=True)
+        print(f"{why}. The waiting runs of the sweep {sweep.name} are held.", flush=True)
         submissions = [submission for submission in read_submissions(sweep) if submission.executor == "slurm"]
         _hold_in_time(
             [submission.job_id for submission in submissions[-_MOST_ARRAYS:] if submission.job_id is not None]

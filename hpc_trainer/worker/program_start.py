@@ -104,7 +104,8 @@ def _places(paths: RunPaths) -> dict[str, str]:
 def _value_of(config: TrainConfig, paths: RunPaths) -> Callable[[str], str]:
     """Return a function that maps a placeholder to its value.
 
-    The configuration is made plain only for a placeholder that needs it: that is a tenth of the start of a program.
+    The configuration is made plain only for a placeholder that needs it, because that takes a tenth of a program's
+    start.
     """
     places = _places(paths)
     plain = functools.cache(lambda: to_plain(config))

@@ -5,7 +5,7 @@
 The slot takes the next run that no slot has (record/turns.py), forks a process for each of its ranks, and waits until
 they end. So Python starts and imports once a job, not once a run. The slot ends when no run is left to take. If it has
 to stop, or the time left is too short for another run, its runs save and go back to the pool, and the slot requeues its
-own job once (worker/conclude.py). Where the next run comes from is a `RunSource`.
+own job once (worker/conclude.py). A `RunSource` supplies the next run.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class RunSource(abc.ABC):
         return not self._is_later(end.uuid) and not (end.is_final and end.uuid == self._pool.uuid)
 
     def _is_later(self, uuid: str) -> bool:
-        """Return True for a submission after this pool's, or one that is not known: the run is its."""
+        """Return True if a submission is unknown or newer than this pool: its run then belongs to it."""
         own = self._order.get(self._pool.uuid, len(self._order))
         return uuid != self._pool.uuid and self._order.get(uuid, len(self._order)) >= own
 
@@ -366,7 +366,7 @@ class Slot:
         return self._leave()
 
     def _preload(self) -> None:
-        """Import and find out what every run needs before the first fork, so that no run pays for it."""
+        """Import modules and gather facts that every run needs, before the first fork, so that no run pays for them."""
         import psutil  # noqa: F401
 
         import hpc_trainer.worker.program
@@ -500,7 +500,7 @@ class Slot:
         self._looked, self._again_s = -_LONGEST_AGAIN_S, _AGAIN_S / 2  # its place is free
 
     def _leave(self) -> int:
-        """Record the slot's end; bring its job back if the pool has runs for it."""
+        """Record the slot's end, and requeue its job if the pool has runs for it."""
         self._turns.look()
         is_held = self._is_held()
         if is_held or self._source.is_empty(self._turns):
@@ -579,7 +579,7 @@ def _state_after(paths: RunPaths, turn: Turn, place: _Place, env: RankEnv) -> Ru
             number, job_id=env.job_id, restart_count=turn.number, node=env.node, pid=os.getpid(), executor=POOL,
             world_size=len(place.codes),
         )  # fmt: skip
-        message = f"the worker ended before it started, with code {code}; the slot's output has its words"
+        message = f"the worker ended with code {code} before the attempt began; its messages are in the slot's output"
         journal.end(number, state=RunState.FAILED, cause=NOT_STARTED, error={"message": message})
     return RunState.FAILED
 

@@ -316,7 +316,7 @@ def _valid(wrong: str, choices: Sequence[str]) -> str:
 
 
 def _register_root_of_slurm() -> None:
-    """Register the root with Hydra whose default is cluster=slurm, and which is otherwise `conf/train.yaml`."""
+    """Register with Hydra a root that equals `conf/train.yaml` except for its default, cluster=slurm."""
     text = (conf_dir() / f"{ROOT}.yaml").read_text(encoding="utf-8")
     root = OmegaConf.create(text)
     root.defaults = [{"cluster": "slurm"} if line == {"cluster": "local"} else line for line in root.defaults]

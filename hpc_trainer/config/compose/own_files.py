@@ -77,7 +77,7 @@ def read_project() -> Project:
 def own_defaults() -> dict[str, Any]:
     """Return the user's defaults, which come before the command line, as dotted key -> value.
 
-    They come from the user's own file, and from the project's folder of runs, which wins over that file.
+    They are those of the user's own file, and the project's folder of runs, which takes precedence.
 
     Raises:
         ConfigError, UntrustedFileError: as `read_project` and `read_user_config`.

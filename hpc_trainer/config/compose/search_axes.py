@@ -78,12 +78,14 @@ def conditions_of(overrides: Sequence[str]) -> list[str]:
     with Composer([]) as composer:
         value = composer.parse(lines[-1:])[0].value()
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise ConfigError(f"{lines[-1]}: it is a list of texts, as {WHEN}=[\"optim.momentum if optim == 'sgd'\"].")
+        raise ConfigError(
+            f"{lines[-1]}: the value must be a list of texts, as {WHEN}=[\"optim.momentum if optim == 'sgd'\"]."
+        )
     return value
 
 
 WHEN = "search.when"
-"""Key with the conditions of axes, which stands on the command line beside them."""
+"""Key with the conditions of axes, given on the command line beside them."""
 
 
 def _axis(override: Override, composer: Composer | None) -> SearchAxis:

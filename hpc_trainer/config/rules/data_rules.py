@@ -102,7 +102,7 @@ def _class_problems(target: str) -> Iterator[str]:
 
 
 def _may_set(node: ast.AST, name: str) -> bool:
-    """Return True for a node of `loss = ..` in the class, or of `self.loss = ..`."""
+    """Return True if an AST node may set the attribute `name`: `name = ..` in the class, or `self.name = ..`."""
     if isinstance(node, ast.Name):
         return node.id == name and isinstance(node.ctx, ast.Store)
     return isinstance(node, ast.Attribute) and node.attr == name and isinstance(node.ctx, ast.Store)

@@ -62,7 +62,7 @@ SAFE, SCHEDULE, INCOMPATIBLE = Effect.safe, Effect.schedule, Effect.incompatible
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """Metadata of a key. A field that is None is as the key's section declares it."""
+    """Metadata of a key. A field that is None has the value that the key's section declares."""
 
     needs: tuple[str, ...] | None
     identity: Identity | None

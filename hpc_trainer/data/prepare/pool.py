@@ -123,7 +123,7 @@ def _ended(code: int) -> RunStateError:
 
 
 def main() -> None:
-    """Run one process: make the pieces that are sent until the input ends."""
+    """Make the pieces that standard input asks for, a line each, until it ends. This process is one of a pool."""
     with answering() as say:
         for line in sys.stdin:
             request = json.loads(line)

@@ -324,7 +324,7 @@ class TokenMaker:
         try:
             text.decode()
         except UnicodeDecodeError as error:
-            return f"it is not UTF-8: byte {error.start} of it"
+            return f"it is not UTF-8 at byte {error.start}"
         return None
 
 

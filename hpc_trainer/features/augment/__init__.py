@@ -110,7 +110,7 @@ class AugmentConfig:
 
 
 class Keys:
-    """Key at the root."""
+    """Section `augment` at the root."""
 
     augment: AugmentConfig = section(AugmentConfig, ONCE_SET, SCHEDULE, in_graph=False)
 

@@ -136,7 +136,7 @@ def compilations_within(span: Callable[[], contextlib.AbstractContextManager[Non
 
 
 def graph_counts() -> dict[str, int]:
-    """Return counts of this process: graphs compiled, graphs from a cache, and kernels' graphs that were compiled.
+    """Return counts of this process: `graphs` in all, those from a cache (`cached`), and those compiled here (`made`).
 
     `failed`: frames that torch gave up on and runs uncompiled.
     """

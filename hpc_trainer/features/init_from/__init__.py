@@ -48,7 +48,7 @@ class InitFromConfig:
 
 
 class Keys:
-    """Key at the root."""
+    """Section `init_from` at the root."""
 
     init_from: InitFromConfig = section(InitFromConfig, ONCE_SET, SAFE, in_graph=False)
 

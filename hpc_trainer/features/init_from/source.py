@@ -56,12 +56,12 @@ _CONVERT = (
 
 
 def fill(config: TrainConfig, memo: Memo) -> None:
-    """Fill in the absolute place of the weights, and the digest of their content."""
+    """Fill in the absolute path of the weights, and the digest of their content."""
     config.init_from = memo.of(resolved, config.init_from, config.paths.runs_dir)
 
 
 def resolved(config: InitFromConfig, runs_dir: str | None) -> InitFromConfig:
-    """Return `config` with the absolute place and the digest of its content now.
+    """Return `config` with the absolute path, and the digest of what is stored there now.
 
     A source that is not complete, or the best run of a sweep, gets `awaits` instead: the run finds it when it starts.
 

@@ -137,7 +137,7 @@ class MuonWithAdamw(OwnStep):
 
         Args:
             bad: a bool on the device.
-            scale: what the gradients were multiplied by, if anything.
+            scale: factor by which the gradients were multiplied; None: by none.
         """
         weights = [weight for group in self.muon.param_groups for weight in group["params"] if weight.grad is not None]
         before = [local_tensor(weight).clone() for weight in weights]

@@ -62,7 +62,7 @@ class PruneConfig:
 
 
 class Keys:
-    """Key at the root."""
+    """Section `prune` at the root."""
 
     prune: PruneConfig = section(PruneConfig, ONCE_SET, SCHEDULE, in_graph=False)
 

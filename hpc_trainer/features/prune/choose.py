@@ -30,7 +30,7 @@ def weights_to_prune(model: nn.Module, prune: PruneConfig) -> tuple[list[str], l
     weights are those of two dimensions or more that are trained, except for norms and embeddings.
 
     Raises:
-        ConfigError: a pattern fits no weight, or none that can be pruned, or none is left.
+        ConfigError: a pattern fits no weight that can be pruned, or no weight is left to prune.
     """
     match_weights(model, [*prune.include, *prune.exclude], "prune.include or prune.exclude")
     decays, names = decaying(model), dict(model.named_parameters())

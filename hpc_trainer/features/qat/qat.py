@@ -109,7 +109,7 @@ def begin_rounding(model: nn.Module, qat: QatConfig, names: list[str]) -> None:
 
 
 def turn_rounding(model: nn.Module, *, on: bool) -> None:
-    """Turn rounding of layers that `begin_rounding` made on or off. They round from the beginning."""
+    """Turn on or off the rounding of the layers that `begin_rounding` has made; it is on at first."""
     from torchao.quantization.qat.linear import enable_linear_fake_quant
 
     for module in model.modules():
@@ -167,7 +167,7 @@ class QatAbility(Ability):
         self._model = state.model
 
     def check(self, step: int) -> None:
-        """Turn rounding on or off, also after a start and a GoBackError: it is a function of the step."""
+        """Turn rounding on or off by the step alone, which is right after a start and a GoBackError too."""
         wanted = step >= self.config.qat.start_step
         if wanted is not self._is_rounding:
             turn_rounding(self._model, on=wanted)

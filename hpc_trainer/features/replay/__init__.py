@@ -24,7 +24,7 @@ class ReplayConfig:
 
 
 class Keys:
-    """Key at the root."""
+    """Section `replay` at the root."""
 
     replay: ReplayConfig = section(ReplayConfig, ONCE_SET, INCOMPATIBLE, in_graph=False)
 

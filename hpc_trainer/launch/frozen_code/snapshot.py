@@ -585,7 +585,7 @@ def _add_root(roots: dict[str, Root], package: str, location: Path, rules: Rules
 
 
 def _taken(rules: Rules) -> list[str]:
-    """Return the names of secrets that were met since the last call, and forget them."""
+    """Return the names of the secret files found since the last call, and clear the list."""
     secrets = sorted(set(rules.secrets))
     rules.secrets.clear()
     return secrets

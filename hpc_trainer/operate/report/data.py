@@ -267,7 +267,7 @@ def _studies(options: Mapping[str, Any]) -> list[ReportPart]:
 
 
 def most_records(num_runs: int) -> int:
-    """Return the number of lines of each kind that are parsed of a run's metrics, in a report of so many runs."""
+    """Return the number of metrics lines of each kind that are parsed for each run of a report of `num_runs` runs."""
     return min(_MOST_RECORDS, max(_LEAST_RECORDS, _ALL_RECORDS // max(1, num_runs)))
 
 

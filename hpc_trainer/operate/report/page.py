@@ -218,7 +218,7 @@ def _scaling(scaling: Scaling) -> str:
     batch = {
         "strong": f"one global batch of {scaling.points[0].global_batch_size} samples, shared by all ranks",
         "weak": f"{scaling.points[0].global_batch_size // scaling.points[0].ranks} samples a rank and step",
-        "mixed": "the batch changes otherwise than the number of ranks",
+        "mixed": "the batch is neither constant nor in proportion to the ranks",
     }[scaling.kind]
     base = scaling.points[0].ranks
     ranks = sorted({float(point.ranks) for point in scaling.points})

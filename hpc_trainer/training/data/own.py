@@ -47,8 +47,8 @@ def as_map_dataset(source: Any, target: str, split: Split, task: Task) -> MapDat
             raise ConfigError(
                 f"{what}, which has no length or no sample by its number (an IterableDataset has neither). Samples are "
                 "drawn by number, so that each rank knows its own samples and a resumed run knows the next ones. Give "
-                "it __len__() and __getitem__(index) (or __getitems__(indices)), for training state_dict() and "
-                f"load_state_dict(state) do too (docs/own_model_and_data.md), {_OWN_LOOP}"
+                "it __len__() and __getitem__(index) (or __getitems__(indices)); for training, state_dict() and "
+                f"load_state_dict(state) are enough (docs/own_model_and_data.md), {_OWN_LOOP}"
             )
         source = SampleStream(source, what)
     elif not len(source):

@@ -142,7 +142,7 @@ def test_the_first_of_many_that_cannot_go_on_are_named(sweep: SweepPaths, fake_s
 
 
 def test_nothing_to_extend_is_an_error(sweep: SweepPaths, fake_slurm: FakeSlurm) -> None:
-    with pytest.raises(ConfigError, match="no run of this grid is new and has a twin in the sweep mine"):
+    with pytest.raises(ConfigError, match="no new run of this grid has a shorter twin in the sweep mine"):
         hpc_trainer.submit(*GRID, extend=True)
     assert not sweep.folder.exists()
     assert fake_slurm.calls("sbatch") == []

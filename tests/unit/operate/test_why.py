@@ -241,7 +241,7 @@ def test_skipped_spikes_and_rollbacks_are_told(sweep: SweepOnDisk) -> None:
     sweep.start(attempt=0, resumed=0)
     journal = Journal(sweep.run())
     journal.guard(0, action="skip", step=17, count=3)
-    text = "spike at step 41: gradient norm 53.1, 12.1 times the usual. Back from step 50 to 40, and past 1 batches"
+    text = "spike at step 41: gradient norm 53.1. Rolled back from step 50 to 40; 1 batches are skipped"
     journal.guard(0, action="rollback", step=41, to=40, text=text)
     sweep.end(attempt=0, state=RunState.FAILED, cause="diverged")
     why = _why(sweep)
