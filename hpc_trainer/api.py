@@ -14,20 +14,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hpc_trainer.domains import contributions
 from hpc_trainer.errors import RunStateError, visible
 from hpc_trainer.launch.extend import extend_grid
 from hpc_trainer.launch.freeze import Grid, freeze_grid
 from hpc_trainer.launch.grids import Submitted, plan_grid, submit_grid
 from hpc_trainer.launch.hydra_app import freeze_app, read_app
 from hpc_trainer.launch.plan import SweepPlan
-from hpc_trainer.operate.cancel import cancel_runs
+from hpc_trainer.operate.control import cancel_runs
 from hpc_trainer.operate.find import check_one_each, configured_runs_dir, find_sweep, select
 from hpc_trainer.operate.formats import frame, has_pandas, html_text
-from hpc_trainer.operate.results import ResultTable, result_table
+from hpc_trainer.operate.results import BestRun, ResultTable, result_table
 from hpc_trainer.operate.show import SweepLine, find_run, sweep_lines
 from hpc_trainer.operate.sync import SyncResult, sync_named, tracker_named
 from hpc_trainer.operate.where import parse_where
 from hpc_trainer.operate.why import Why, explain
+from hpc_trainer.record.layout import OTHER_FOLDER
 from hpc_trainer.record.metrics import read_metrics
 from hpc_trainer.record.status import SweepStatus, metrics_now, outcome_metrics, read_status
 
@@ -106,6 +108,14 @@ T = TypeVar("T")
 _CAUSE = 80  # characters of a cause in a table; `why` has all of it
 
 
+class Best(BestRun):
+    """Best trial of a search, which a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        row = {"run_id": self.run_id, "trial": self.trial, **self.params, self.metric: self.value}
+        return html_text(ResultTable(rows=[row], axes=tuple(self.params), metrics=(self.metric,), costs=()))
+
+
 class Rows(list[T]):
     """List of dicts or of objects with fields, which a notebook shows as a table."""
 
@@ -158,7 +168,7 @@ def results(
     sweep: str | None = None, *, group_by: Sequence[str] = (), where: str | None = None, columns: Sequence[str] = (),
     sort: str | None = None, runs_dir: Path | None = None,
 ) -> pd.DataFrame | Rows[dict[str, Any]]:  # fmt: skip
-    """Return the table of `hpc-trainer results`, with best values, a row for each run: a pandas.DataFrame if it can.
+    """Return the table of `hpc-trainer results`, a row for each run, with best values: a DataFrame if pandas is there.
 
     Args:
         sweep: the sweep; None: the newest one.
@@ -182,6 +192,27 @@ def results(
     return _as_frame(table.rows, table.columns)
 
 
+def best(sweep: str | None = None, *, runs_dir: Path | None = None) -> Best:
+    """Return the best trial of a search, and the overrides that train it again with other seeds.
+
+    If no trial is complete, the best one at the highest rung that has a result is returned.
+
+    Args:
+        sweep: the search's sweep; None: the newest sweep.
+        runs_dir: folder of sweeps; None: the configured folder.
+
+    Raises:
+        RunStateError: there is no such sweep, it is no search, or no trial has a value yet.
+    """
+    paths = find_sweep(_folder(runs_dir), sweep)
+    if not paths.exists:
+        raise RunStateError(f"there is no sweep {paths.name}. {OTHER_FOLDER}")
+    for best_of in contributions("best_of"):
+        found = best_of(paths)
+        return Best(**{field.name: getattr(found, field.name) for field in dataclasses.fields(found)})
+    raise RunStateError("this installation has no searches (hpc_trainer/search).")
+
+
 def metrics(run: str, *, sweep: str | None = None, runs_dir: Path | None = None) -> pd.DataFrame | Rows[dict[str, Any]]:
     """Return the logged records of one run, a row for each step: a pandas.DataFrame if it can.
 
@@ -196,8 +227,8 @@ def metrics(run: str, *, sweep: str | None = None, runs_dir: Path | None = None)
     Raises:
         RunStateError: no run, or more than one, matches.
     """
-    found = find_run(_folder(runs_dir), run, sweep)
-    records = read_metrics(found.sweep.run(found.spec.run_id).metrics)
+    match = find_run(_folder(runs_dir), run, sweep)
+    records = read_metrics(match.sweep.run(match.spec.run_id).metrics)
     return _as_frame(records, list(dict.fromkeys(name for record in records for name in record)))
 
 
@@ -211,12 +242,12 @@ def status(sweep: str | None = None, *, runs_dir: Path | None = None) -> Sweep:
     Raises:
         RunStateError: there is no such sweep.
     """
-    found = read_status(find_sweep(_folder(runs_dir), sweep), is_look=True)
-    return Sweep(**{field.name: getattr(found, field.name) for field in dataclasses.fields(found)})
+    sweep_status = read_status(find_sweep(_folder(runs_dir), sweep), is_look=True)
+    return Sweep(**{field.name: getattr(sweep_status, field.name) for field in dataclasses.fields(sweep_status)})
 
 
 def why(run: str, *, sweep: str | None = None, runs_dir: Path | None = None) -> Explanation:
-    """Return why a run is not done, what that rests on, and what to do.
+    """Return why a run is not done, the evidence for it, and what to do.
 
     Args:
         run: the run's id, its beginning or its end, or SWEEP/RUN.
@@ -226,10 +257,10 @@ def why(run: str, *, sweep: str | None = None, runs_dir: Path | None = None) -> 
     Raises:
         RunStateError: no run, or more than one, matches.
     """
-    found, run_ids = select(_folder(runs_dir), [run], sweep, is_look=True)
+    sweep_status, run_ids = select(_folder(runs_dir), [run], sweep, is_look=True)
     if len(run_ids) != 1:
-        raise RunStateError(f"{run} names {len(run_ids)} runs of {found.sweep.name}. Name one, by its id.")
-    explanation = explain(found, found.run(run_ids[0]))
+        raise RunStateError(f"{run} names {len(run_ids)} runs of {sweep_status.sweep.name}. Name one, by its id.")
+    explanation = explain(sweep_status, sweep_status.run(run_ids[0]))
     return Explanation(**{field.name: getattr(explanation, field.name) for field in dataclasses.fields(explanation)})
 
 
@@ -243,7 +274,7 @@ def sweeps(runs_dir: Path | None = None) -> Rows[SweepLine]:
 
 
 def cancel(*names: str, sweep: str | None = None, save: bool = False, runs_dir: Path | None = None) -> list[str]:
-    """Cancel runs or a whole sweep, and return the ids of the runs that were cancelled; no run comes back by itself.
+    """Cancel runs or a whole sweep, and return the ids of the cancelled runs. Only `retry` restarts them.
 
     Args:
         names: a sweep, or ids of runs. At least one name or `sweep` is required.
@@ -257,10 +288,10 @@ def cancel(*names: str, sweep: str | None = None, save: bool = False, runs_dir: 
     """
     if not names and sweep is None:
         raise RunStateError("cancel needs the name of a sweep or of a run: it cannot be undone.")
-    found, run_ids = select(_folder(runs_dir), list(names), sweep)
-    check_one_each(found, list(names), sweep)
-    is_whole = len(run_ids) == len(found.specs)
-    return cancel_runs(found, found.open_among(run_ids), save=save, is_whole=is_whole)
+    sweep_status, run_ids = select(_folder(runs_dir), list(names), sweep)
+    check_one_each(sweep_status, list(names), sweep)
+    is_whole = len(run_ids) == len(sweep_status.specs)
+    return cancel_runs(sweep_status, sweep_status.open_among(run_ids), save=save, is_whole=is_whole)
 
 
 def _folder(runs_dir: Path | None) -> Path:
@@ -269,8 +300,8 @@ def _folder(runs_dir: Path | None) -> Path:
 
 def _as_frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pd.DataFrame | Rows[dict[str, Any]]:
     if has_pandas():
-        found: pd.DataFrame = frame(rows, columns)
-        return found
+        table: pd.DataFrame = frame(rows, columns)
+        return table
     return Rows([{column: row.get(column) for column in columns} for row in rows])
 
 

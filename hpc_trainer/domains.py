@@ -33,9 +33,10 @@ HOOKS = {
     "features": "mapping from name to `Feature` (config/table/feature.py) of techniques that live in the domain",
     "samplers": "context manager around the work of a rank (worker/attempt.py, `working`)",
     "recorders": "recorder of a rank's last moments (worker/attempt.py, `Recorder`)",
-    "ends": "function that is told of the end of a run that does not come back by itself (worker/line.py, `tell_end`)",
+    "ends": "function that is called at the end of a run that nothing restarts by itself (worker/line.py, `tell_end`)",
     "run_sources": "function that returns the `RunSource` of a pool, or None (worker/slot.py)",
-    "search_ends": "function of a sweep: number of its trials by state, {} if some are left; None if it is no search",
+    "search_ends": "function of a sweep: number of its trials by state, {} if some are left; None without a search",
+    "best_of": "function of a sweep that returns the `BestRun` of its search (operate/results.py; api.py)",
     "submits": "function of a sweep and the runs that are about to be submitted, with its lock held (launch/grids.py)",
     "warnings": "problem of a running run, as one line for `status` (record/status.py)",
     "clues": "evidence and advice for `why` (operate/why.py, `Clues`)",
@@ -54,7 +55,7 @@ HOOKS = {
 
 @functools.cache
 def contributions(hook: str) -> tuple[Any, ...]:
-    """Import and return what the domains contribute to a hook, in the order of `DOMAINS`.
+    """Import and return the objects that the domains contribute to a hook, in the order of `DOMAINS`.
 
     Raises:
         KeyError: there is no such hook.

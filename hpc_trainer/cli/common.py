@@ -1,17 +1,27 @@
-"""Shared parts of the commands: printing, tables, colours of states, and numbers as text."""
+"""Shared parts of the commands: printing, tables, colours of states, and numbers as text.
+
+Control characters are made visible in all output, so that no text of a file, a program or Slurm controls a terminal.
+An exception's message, a log line or a metric's name may hold escape sequences. These overwrite earlier text, change
+the window's title, or make some terminals type. Pipes are filtered too: `| less -R` ends at a terminal. Line feeds and
+tabs stay, and so do the colours of a log.
+"""
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import io
 import json
 import math
 import os
 import re
+import shlex
+import shutil
 import signal
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from rich.color import ColorSystem
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -19,7 +29,6 @@ from rich.markup import escape
 from rich.segment import Segment
 from rich.style import Style
 
-from hpc_trainer.cli.terminal import as_typed, one_line, unfiltered
 from hpc_trainer.errors import ConfigError, visible
 from hpc_trainer.operate.find import configured_runs_dir, find_sweep, list_sweeps
 from hpc_trainer.record.layout import is_run_id
@@ -94,7 +103,7 @@ def refuse_names(verb: str, words: Sequence[str]) -> None:
     """Refuse names of sweeps and runs in place of overrides, with the command that the user may have meant.
 
     Raises:
-        ConfigError: one of the words is the name of a sweep or a run.
+        ConfigError: an argument is the name of a sweep or a run.
     """
     runs_dir = configured_runs_dir()
     for word in words:
@@ -106,8 +115,8 @@ def refuse_names(verb: str, words: Sequence[str]) -> None:
                 continue
             what, whose, looks = f"a run of the sweep {sweep.name}", "it", "why"
         raise ConfigError(
-            f"`{verb}` takes KEY=VALUE words, as experiment=digits, and {word} is {what}. `hpc-trainer {looks} {word}` "
-            f"shows how it stands; `hpc-trainer retry {word}` submits {whose} again."
+            f"`{verb}` takes overrides KEY=VALUE, such as experiment=digits, and {word} is {what}. `hpc-trainer "
+            f"{looks} {word}` shows its state; `hpc-trainer retry {word}` submits {whose} again."
         )
 
 
@@ -231,13 +240,15 @@ def gpu_hours(value: float) -> str:
 def ended_by_signals() -> Iterator[None]:
     """Let SIGTERM (`timeout 600 hpc-trainer ..`) and SIGHUP (a closed terminal) end started runs, as Ctrl-C does.
 
-    By default these signals would end this process only, and the training would go on.
+    By default these signals would end this process only, and the training would continue.
     """
 
     def leave(number: int, _: object) -> None:
         sys.exit(128 + number)
 
-    heard = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]  # nohup
+    heard = [
+        number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN
+    ]  # nohup
     before = {number: signal.signal(number, leave) for number in heard}
     try:
         yield
@@ -269,8 +280,8 @@ def fit_table(
         columns: the headings.
         rows: the cells.
         width: width of the terminal.
-        least: columns to drop or cut, the least useful first. In the end, dropped and cut columns come back, the most
-            useful first, if there is room.
+        least: columns to drop or cut, the least useful first. If room remains, dropped and cut columns are restored,
+            the most useful first.
     """
     sizes = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
     whole, kept = list(sizes), list(range(len(columns)))
@@ -327,3 +338,86 @@ def cut(text: str, size: int) -> str:
         if ends:
             return f"{text[: ends[0]]}{_CUT}"
     return text[: size - 1] + _CUT
+
+
+_COLOUR = re.compile("(\x1b\\[[0-9;:]{0,60}m)")
+_NO_COLOUR = "\x1b[0m"
+
+
+_PLAIN = {"…": "...", "±": "+-", "≥": ">=", "≤": "<=", "×": "x", "µ": "u", "°": " deg", "━": "=", "╌": "-", "²": "^2"}
+
+
+def _in_plain_letters(error: UnicodeError) -> tuple[str, int]:
+    """Return plain letters for characters that the terminal's encoding lacks, as Python's handlers of errors do."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end]
+    return "".join(_PLAIN.get(letter, "?") for letter in lacking), error.end
+
+
+def allow_any_encoding() -> None:
+    """Let standard output and error take any text, also where the locale is not UTF-8."""
+    codecs.register_error("hpc_trainer.plain_letters", _in_plain_letters)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="hpc_trainer.plain_letters")
+
+
+def one_line(text: str) -> str:
+    """Return the text as `visible` does, with line feeds and tabs escaped too, for a cell of a table."""
+    return text if text.isprintable() else visible(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def visible_log_line(line: str) -> str:
+    """Return the line as `visible` does, but keep colours and bold, and end them with the line."""
+    if "\x1b[" not in line:
+        return visible(line)
+    parts = _COLOUR.split(line)
+    shown = "".join(part if index % 2 else visible(part) for index, part in enumerate(parts))
+    return shown + (_NO_COLOUR if len(parts) > 1 else "")
+
+
+class VisibleStream:
+    """Standard output or error that makes control characters visible. `unfiltered` is the original stream."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.unfiltered = stream
+
+    def write(self, text: str) -> int:
+        """Write the text with visible control characters; return the length of the given text."""
+        self.unfiltered.write(visible(text))
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        """Write each line as `write` does."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.unfiltered, name)
+
+
+@contextlib.contextmanager
+def visible_output() -> Iterator[None]:
+    """Make control characters visible in everything that this process prints within the context."""
+    before = sys.stdout, sys.stderr
+    streams: list[Any] = [VisibleStream(unfiltered(stream)) for stream in before]
+    sys.stdout, sys.stderr = streams
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def as_typed(text: str) -> str:
+    """Replace `hpc-trainer` in a text by the started program's path if PATH does not lead to it, as in `make demo`."""
+    started, on_path = sys.argv[0], shutil.which("hpc-trainer")
+    is_ours = os.path.basename(started) == "hpc-trainer" and os.path.exists(started)  # noqa: PTH110, PTH119
+    if not is_ours or (on_path is not None and os.path.samefile(on_path, started)):  # noqa: PTH121
+        return text
+    return re.sub(r"(?<![\w/.-])hpc-trainer (?=[a-z-])", lambda _: f"{shlex.quote(started)} ", text)
+
+
+def unfiltered(stream: Any) -> Any:
+    """Return the stream below `VisibleStream`, for text that is visible already and has colours of hpc-trainer."""
+    return stream.unfiltered if isinstance(stream, VisibleStream) else stream

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from hpc_trainer.cli.common import counts_line, figure, print_json, print_next, say, state_markup, warn
+from hpc_trainer.cli.common import as_typed, counts_line, figure, print_json, print_next, say, state_markup, warn
 from hpc_trainer.cli.live import watch
 from hpc_trainer.cli.options import Chosen, Given, only_point, tell_notes
 from hpc_trainer.cli.results_verbs import print_results
@@ -32,7 +32,6 @@ from hpc_trainer.cli.show_plan import (
     say_twins,
     submit_json,
 )
-from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError, SlurmError
@@ -45,9 +44,8 @@ from hpc_trainer.launch.memory import Need, find_needs
 from hpc_trainer.launch.plan import known_of
 from hpc_trainer.launch.stages import Chain, freeze_chain, plan_chain, submit_chain
 from hpc_trainer.launch.submit import Outcome, array_script_of
-from hpc_trainer.operate.cancel import cancelled_with_sweep
+from hpc_trainer.operate.control import cancelled_with_sweep, release_runs
 from hpc_trainer.operate.find import configured_runs_dir, elsewhere_too, select
-from hpc_trainer.operate.hold import release_runs
 from hpc_trainer.operate.why import explain
 from hpc_trainer.record.layout import SweepPaths, sweep_folder
 from hpc_trainer.record.processes import is_alive, pid_of
@@ -78,10 +76,10 @@ def _kind_of(given: Given) -> GridKind | None:
 
 def freeze_given(given: Given, *forced: str) -> Grid:
     """Return the frozen grid of the given overrides and of overrides that a command forces."""
-    words = [*(given.overrides or ()), *forced]
+    overrides = [*(given.overrides or ()), *forced]
     if given.app is None:
-        return freeze_grid(words, **given.places)
-    return freeze_app(read_app(given.app), words, **given.places)
+        return freeze_grid(overrides, **given.places)
+    return freeze_app(read_app(given.app), overrides, **given.places)
 
 
 def freeze_here(given: Given) -> Grid:
@@ -219,7 +217,7 @@ def run_retry(
     A cancelled run is submitted if its own name is given, or if its sweep's name is given and cancelled it. A run whose
     folder was deleted is trained again if its own name is given.
 
-    Words with `=` among `names` are changes of `cluster.*` and `hardware.*`.
+    Arguments with `=` among `names` are changes of `cluster.*` and `hardware.*`.
     """
     changes = [word for word in names if "=" in word or word.startswith("~")]
     names = [word for word in names if word not in changes]
@@ -242,7 +240,7 @@ def run_retry(
     if not wanted and unknown is not None:
         why = explain(status, status.run(unknown), asks_slurm=False)
         raise RunStateError(
-            f"{unknown} is UNKNOWN, and retry leaves such a run alone: another job could make two. "
+            f"{unknown} is UNKNOWN, and retry leaves such a run alone, because it may have a job already. "
             f"{why.verdict} Cause: {why.cause}. Do: {'; or: '.join(why.advice)}"
         )
     if not wanted:
@@ -252,7 +250,7 @@ def run_retry(
 
 
 def run_release(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *, as_json: bool) -> None:
-    """Release the named runs or sweep; what left because of its hold is submitted again, as it was frozen."""
+    """Release the named runs or sweep; submit frozen runs again that left the queue because of their hold."""
     status, run_ids, is_whole = select_to_hold("release", names, sweep, runs_dir)
     done = release_runs(status, status.open_among(run_ids), is_whole=is_whole)
     again = retry(status.sweep, done.to_submit) if done.to_submit else None
@@ -275,23 +273,23 @@ def _nothing_to_retry(status: SweepStatus, run_ids: Sequence[str]) -> str:
     """Return a message that no run has failed or was interrupted, with the command that restarts each kind of run."""
     states = [status.states[run_id] for run_id in run_ids]
     if len(states) == 1:
-        words = [f"nothing to retry: {run_ids[0]} is {states[0].value}."]
+        sentences = [f"nothing to retry: {run_ids[0]} is {states[0].value}."]
     else:
-        told = counts_line(Counter(state.value for state in states))
-        words = [f"nothing to retry: no run of {status.sweep.name} has failed or was interrupted ({told})."]
+        counts = counts_line(Counter(state.value for state in states))
+        sentences = [f"nothing to retry: no run of {status.sweep.name} has failed or was interrupted ({counts})."]
     if RunState.HELD in states:
-        words.append(f"What is held is brought back by: hpc-trainer release {status.sweep.name}")
+        sentences.append(f"To release held runs: hpc-trainer release {status.sweep.name}")
     elif any(state.is_active for state in states):
-        words.append("What waits or works goes on by itself.")
+        sentences.append("Waiting and running runs continue by themselves.")
     if RunState.CANCELLED in states:
         cancelled = next(run_id for run_id, state in zip(run_ids, states, strict=True) if state is RunState.CANCELLED)
-        words.append(f"A cancelled run is brought back by its own name: hpc-trainer retry {cancelled}")
+        sentences.append(f"To restart a cancelled run, name it: hpc-trainer retry {cancelled}")
     if RunState.GONE in states:
         gone = next(run_id for run_id, state in zip(run_ids, states, strict=True) if state is RunState.GONE)
-        words.append(f"A run whose folder was deleted is trained again by its own name: hpc-trainer retry {gone}")
+        sentences.append(f"To train a run with a deleted folder again, name it: hpc-trainer retry {gone}")
     if RunState.COMPLETED in states:
-        words.append("What is complete is trained anew by its `hpc-trainer submit` with --fresh.")
-    return " ".join(words)
+        sentences.append("To train completed runs anew, add --fresh to their `hpc-trainer submit`.")
+    return " ".join(sentences)
 
 
 def run_top_up(folder: Path) -> None:
@@ -311,7 +309,7 @@ def run_top_up(folder: Path) -> None:
                 return
             problem = "; ".join(done.notes) or "no room"
         # No successor could be submitted: only this job can try again.
-        print(f"{problem}. Once more in {_TOP_UP_PAUSE_S:g} s.", flush=True)
+        print(f"{problem}. Trying again in {_TOP_UP_PAUSE_S:g} s.", flush=True)
         time.sleep(_TOP_UP_PAUSE_S)
 
 
@@ -330,16 +328,18 @@ def run_train(given: Given, *, fresh: bool, extend: bool, as_json: bool) -> None
     paths = grid.sweep.run(spec.run_id)
     state = known_of(grid.sweep).states.get(spec.run_id, RunState.NEW)
     if state is RunState.CANCELLED and not fresh:
-        raise RunStateError(f"{spec.run_id} was cancelled and stays so. `--fresh` begins anew in another folder.")
+        raise RunStateError(
+            f"{spec.run_id} was cancelled and stays cancelled. `--fresh` begins anew in another folder."
+        )
     done = submit_grid(grid, retry_failed=True, fresh=fresh, command_line=sys.argv)
     arrays = done.arrays
     if not as_json:
-        told = f" is {state.value} already; this watches it"
+        text = f" is {state.value} already; this watches it"
         if arrays:
-            told = f": {spec.shape.world_size} rank(s)" + (f", {spec.num_steps} steps" if spec.num_steps else "")
+            text = f": {spec.shape.world_size} rank(s)" + (f", {spec.num_steps} steps" if spec.num_steps else "")
         elif state is RunState.COMPLETED:
-            told = ": all is done. `--fresh` begins anew"
-        print(f"{spec.run_id}{told}. Run folder: {paths.folder}")
+            text = ": all is done. `--fresh` begins anew"
+        print(f"{spec.run_id}{text}. Run folder: {paths.folder}")
         say_changed(done.plan)
         say_twins(done.plan)
     status = _wait(grid, [array.job_id for array in arrays], quiet=as_json)
@@ -365,15 +365,15 @@ def _wait(grid: Grid, job_ids: list[str], *, quiet: bool) -> SweepStatus:
         return watch(grid.sweep, wanted, quiet=quiet)
     except KeyboardInterrupt:
         if grid.executor is Executor.slurm or not job_ids:
-            told = f"\nNo longer watching; the runs go on. See: hpc-trainer status {grid.sweep.name}"
-            print(as_typed(told), file=sys.stderr)
+            message = f"\nNo longer watching; the runs continue. See: hpc-trainer status {grid.sweep.name}"
+            print(as_typed(message), file=sys.stderr)
             sys.exit(1)
         print("\nStopping: every run saves a checkpoint first ...", file=sys.stderr)
         stop_queues(job_ids)
         status = read_status(grid.sweep)
         stopped = [run for run in status.open_runs.values() if run.state is RunState.PREEMPTED]
         steps = ", ".join(f"{run.run_id} at step {run.step}" for run in stopped)
-        print(f"Stopped{': ' + steps if steps else ''}. The same command goes on from here.", file=sys.stderr)
+        print(f"Stopped{': ' + steps if steps else ''}. The same command continues from here.", file=sys.stderr)
         sys.exit(1)
 
 

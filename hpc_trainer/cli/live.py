@@ -14,8 +14,7 @@ from typing import TextIO
 from rich.live import Live
 from rich.text import Text
 
-from hpc_trainer.cli.common import console, cut, figure, short_duration, state_style, throughput_words
-from hpc_trainer.cli.terminal import one_line
+from hpc_trainer.cli.common import console, cut, figure, one_line, short_duration, state_style, throughput_words
 from hpc_trainer.domains import contributions
 from hpc_trainer.operate.waits import active_among, looks
 from hpc_trainer.record.layout import SweepPaths
@@ -217,16 +216,16 @@ def _of_one(run: RunStatus, gpu: Sequence[str] | None, width: int) -> list[Text]
 def _figures(run: RunStatus, *, has_gpu: bool) -> list[str]:
     """Return loss, learning rate and speed of a running run, the most important first."""
     speed = run.speed
-    words = [f"{key} {figure(float(run.metrics[key]))}" for key in ("loss", "lr") if _is_known(run, key)]
+    figures = [f"{key} {figure(float(run.metrics[key]))}" for key in ("loss", "lr") if _is_known(run, key)]
     throughput = throughput_words(speed)
-    words += [throughput] if throughput is not None else []
+    figures += [throughput] if throughput is not None else []
     if "step_time_s" in speed:
         p95 = f" (p95 {_ms(speed['step_time_p95_s'])})" if "step_time_p95_s" in speed else ""
-        words.append(f"a step {_ms(speed['step_time_s'])}{p95}")
-    words += [f"data wait {speed['data_wait_share']:.0%}"] if "data_wait_share" in speed else []
+        figures.append(f"a step {_ms(speed['step_time_s'])}{p95}")
+    figures += [f"data wait {speed['data_wait_share']:.0%}"] if "data_wait_share" in speed else []
     if "mfu" in speed or has_gpu:
-        words.append(f"mfu {speed['mfu']:.0%}" if "mfu" in speed else "mfu unknown")
-    return words
+        figures.append(f"mfu {speed['mfu']:.0%}" if "mfu" in speed else "mfu unknown")
+    return figures
 
 
 def _is_known(run: RunStatus, metric: str) -> bool:
@@ -237,10 +236,10 @@ def _ms(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
 
 
-def _packed(words: Sequence[str], width: int) -> list[Text]:
-    """Return the words in lines that are as full as `width` allows."""
+def _packed(texts: Sequence[str], width: int) -> list[Text]:
+    """Return the texts joined into lines that are as full as `width` allows."""
     lines: list[str] = []
-    for word in words:
+    for word in texts:
         if lines and len(lines[-1]) + len(_GAP) + len(word) <= width:
             lines[-1] += _GAP + word
         else:
@@ -261,11 +260,11 @@ def _names(runs: Sequence[RunStatus], axes: Mapping[str, Mapping[str, str]], wid
     longest = max(len(run.run_id) for run in runs)
     size = min(longest, max(_SHORTEST_ID, width // 4))
     names = {run.run_id: cut(run.run_id, size).ljust(size) for run in runs}
-    words = {run_id: " ".join(f"{key}={value}" for key, value in row.items()) for run_id, row in axes.items()}
-    more = max((len(words.get(run_id, "")) for run_id in names), default=0)
+    axes_texts = {run_id: " ".join(f"{key}={value}" for key, value in row.items()) for run_id, row in axes.items()}
+    more = max((len(axes_texts.get(run_id, "")) for run_id in names), default=0)
     if not more or size + len(_GAP) + more + _FIGURES > width:
         return names
-    return {run_id: name + _GAP + one_line(words.get(run_id, "")).ljust(more) for run_id, name in names.items()}
+    return {run_id: name + _GAP + one_line(axes_texts.get(run_id, "")).ljust(more) for run_id, name in names.items()}
 
 
 def _of_many(

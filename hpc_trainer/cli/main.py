@@ -1,4 +1,4 @@
-"""The command line `hpc-trainer`: its verbs with their options, and what an error becomes.
+"""The command line `hpc-trainer`: its verbs with their options, and the message and exit code of an error.
 
 Each verb imports what it needs when it runs, so that `--help` and completion stay fast. The hook `verbs` adds the verbs
 of domains (hpc_trainer/domains.py).
@@ -20,6 +20,7 @@ from typing import Annotated
 
 import typer
 
+from hpc_trainer.cli.common import allow_any_encoding, as_typed, visible_output
 from hpc_trainer.cli.options import (
     App,
     Chosen,
@@ -47,13 +48,12 @@ from hpc_trainer.cli.options import (
     renamed,
     words_of,
 )
-from hpc_trainer.cli.terminal import allow_any_encoding, as_typed, visible_output
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError
 
 app = typer.Typer(
     name="hpc-trainer",
-    help="Submit grids of training runs to Slurm, or to this machine; they come back by themselves.",
+    help="Submit grids of training runs to Slurm, or to this machine; interrupted runs resume by themselves.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -73,7 +73,7 @@ def train(
     trust: Trust = None,
     as_json: Json = False,
 ) -> None:
-    """Run one configuration here and now, on all ranks of its hardware; started again, it goes on."""
+    """Run one configuration here and now, on all ranks of its hardware; a repeated command continues it."""
     from hpc_trainer.cli.grid_verbs import run_train
 
     given = Given.of_grid(overrides, command, hydra_app, config_dir, trust)
@@ -89,9 +89,11 @@ def plan(
     memory: Annotated[
         bool, typer.Option("--memory", help="Estimate GPU memory and checkpoints, without a GPU.")
     ] = False,
-    fit: Annotated[bool, typer.Option("--fit", help="Say on which of the hardware runs would end soonest.")] = False,
+    fit: Annotated[
+        bool, typer.Option("--fit", help="Say on which of the hardware profiles the runs would end soonest.")
+    ] = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Plan failed runs too.")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Plan all runs, as if there were none.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Plan every run of the grid, as if none existed yet.")] = False,
     extend: Extend = False,
     config_dir: ConfigDir = None,
     trust: Trust = None,
@@ -151,7 +153,7 @@ def retry(
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
-    """Submit failed runs again, as they were frozen but for changes; they go on from their newest checkpoint."""
+    """Submit failed runs again as frozen, with your changes; they resume from their newest checkpoints."""
     from hpc_trainer.cli.grid_verbs import run_retry
 
     run_retry(names or [], sweep, runs_dir, as_json=as_json, where=where)
@@ -159,7 +161,7 @@ def retry(
 
 @app.command("top-up", cls=Verb, hidden=True)
 def top_up(folder: Annotated[Path, typer.Argument(metavar="SWEEP_FOLDER", help="runs/<sweep>")]) -> None:
-    """What a top-up job runs: submit what waits in a sweep's own queue."""
+    """Submit the runs that wait in a sweep's own queue. Top-up jobs run this command."""
     from hpc_trainer.cli.grid_verbs import run_top_up
 
     run_top_up(folder)
@@ -174,7 +176,7 @@ def cancel(
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
-    """Cancel runs, or a whole sweep; a cancelled run never comes back by itself."""
+    """Cancel runs, or a whole sweep; only `retry` restarts a cancelled run."""
     from hpc_trainer.cli.run_verbs import run_cancel
 
     run_cancel(names or [], sweep, runs_dir, save=save, as_json=as_json, where=where)
@@ -196,7 +198,7 @@ def hold(
 
 @app.command(cls=Verb)
 def release(names: Names = None, sweep: SweepOption = None, runs_dir: RunsDir = None, as_json: Json = False) -> None:
-    """Let held runs, or a held sweep, go on."""
+    """Let held runs, or a held sweep, continue."""
     from hpc_trainer.cli.grid_verbs import run_release
 
     run_release(names or [], sweep, runs_dir, as_json=as_json)
@@ -254,7 +256,7 @@ def sweeps(
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
-    """List the sweeps in the folder of runs, the newest first; asks no scheduler."""
+    """List the sweeps in the folder of runs, newest first, without asking a scheduler."""
     from hpc_trainer.cli.show_verbs import run_sweeps
 
     run_sweeps(runs_dir, tag=tag, sizes=sizes, as_json=as_json)
@@ -317,12 +319,12 @@ def why(
     sweep: SweepOption = None,
     page: Annotated[
         Path | None,
-        typer.Option("--html", metavar="FILE", help="Write all that is known of one run as one HTML page."),
+        typer.Option("--html", metavar="FILE", help="Write everything known about one run as one HTML page."),
     ] = None,
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
-    """Say in a sentence why a run is not done, what that rests on, and what to do."""
+    """Explain in a sentence why a run is not done, with the evidence and what to do."""
     from hpc_trainer.cli.why_verbs import run_why
 
     run_why(names or [], sweep, runs_dir, page=page, as_json=as_json)
@@ -334,7 +336,7 @@ def results(
     group_by: Annotated[
         list[str] | None,
         typer.Option(
-            "--group-by", metavar="AXIS", help="Mean ± std over runs that differ in nothing but these, as seed."
+            "--group-by", metavar="AXIS", help="Mean ± std over runs that differ only in these keys, such as seed."
         ),
     ] = None,
     where: WhereOption = None,
@@ -497,7 +499,7 @@ for verbs in contributions("verbs"):
 def root(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
-    """Submit grids of training runs to Slurm, or to this machine; they come back by themselves."""
+    """Submit grids of training runs to Slurm, or to this machine; interrupted runs resume by themselves."""
     if version:
         from hpc_trainer import __version__
 
@@ -534,6 +536,8 @@ def _main() -> None:
             print(as_typed(_NO_ROOM), file=sys.stderr)
         if isinstance(error, PermissionError) and error.filename is not None:
             print(_closed_words(Path(os.fsdecode(error.filename)).absolute()), file=sys.stderr)
+        if isinstance(error, FileNotFoundError) and error.filename is None:  # as os.getcwd raises it
+            print("The current folder was removed. Go to another one, as by cd ~", file=sys.stderr)
         sys.exit(1)
     except Exception:  # a bug of hpc-trainer; its message may hold any text
         traceback.print_exc()

@@ -1,4 +1,4 @@
-"""Options and arguments that several verbs share: their completion in a shell, and what is made of their values.
+"""Options and arguments that several verbs share: their completion in a shell, and the conversion of their values.
 
 No slow imports: every command line imports this file at its start.
 """
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from hpc_trainer.cli.terminal import as_typed
+from hpc_trainer.cli.common import as_typed
 from hpc_trainer.errors import ConfigError, HpcTrainerError
 
 if TYPE_CHECKING:
@@ -48,14 +48,14 @@ def complete_overrides(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def complete_sweeps(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the sweeps that begin with the typed text."""
-    from hpc_trainer.operate.names import sweep_names
+    from hpc_trainer.operate.find import sweep_names
 
     return _or_nothing(lambda: [name for name in sweep_names(_runs_dir(ctx)) if name.startswith(incomplete)])
 
 
 def complete_runs(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the runs that begin with the typed text, of --sweep or else of all sweeps."""
-    from hpc_trainer.operate.names import run_names
+    from hpc_trainer.operate.find import run_names
 
     return _or_nothing(lambda: run_names(_runs_dir(ctx), ctx.params.get("sweep"), incomplete))
 
@@ -68,7 +68,7 @@ def complete_names(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def _or_nothing(find: Callable[[], list[str]]) -> list[str]:
-    """Return the words of `find`, or none after an error: the command itself will report the error."""
+    """Return the completions that `find` returns, or none after an error: the command itself will report the error."""
     try:
         return find()
     except (HpcTrainerError, OSError):
@@ -129,7 +129,7 @@ def _no_names(context: typer.Context, words: list[str] | None) -> list[str] | No
     """Refuse names of sweeps and runs among overrides; Hydra would only report a grammar error.
 
     Raises:
-        ConfigError: a word is the name of a sweep or a run.
+        ConfigError: an override is the name of a sweep or a run.
     """
     if context.resilient_parsing:  # shell completion of an unfinished line
         return words
@@ -162,23 +162,23 @@ def renamed(new: str) -> type[Verb]:
     class Renamed(Verb):
         def invoke(self, ctx: Any) -> Any:
             now = new.format(**ctx.params)
-            told = f"Note: `{ctx.info_name}` is an old name that ends with the next version: use hpc-trainer {now}"
-            print(as_typed(told), file=sys.stderr)
+            note = f"Note: `{ctx.info_name}` is an old name that ends with the next version: use hpc-trainer {now}"
+            print(as_typed(note), file=sys.stderr)
             return super().invoke(ctx)
 
     return Renamed
 
 
 class WithApp(Verb):
-    """Command that passes all words after `--app` to the app: they become the option's value."""
+    """Command that passes all arguments after `--app` to the app: they become the option's value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments as click does, with all words from `--app` on as one value."""
+        """Parse the arguments as click does, with all arguments after `--app` as one value."""
         for place, word in enumerate(args):
             option, *value = word.split("=", 1)
-            words = [*value, *args[place + 1 :]]
-            if option == "--app" and words:
-                return super().parse_args(ctx, [*args[:place], "--app", shlex.join(words)])
+            app_arguments = [*value, *args[place + 1 :]]
+            if option == "--app" and app_arguments:
+                return super().parse_args(ctx, [*args[:place], "--app", shlex.join(app_arguments)])
         return super().parse_args(ctx, args)
 
 
@@ -212,15 +212,20 @@ ModelTarget = Annotated[
 Best = Annotated[bool, typer.Option("--best", help="The checkpoint that checkpoint.keep_best keeps.")]
 StepOption = Annotated[int | None, typer.Option("--step", metavar="N", help="A checkpoint's step; else the newest.")]
 Raw = Annotated[bool, typer.Option("--raw", help="With train.ema_decay: not the averaged weights.")]
-EveryRun = Annotated[bool, typer.Option("--all", "-a", help="A line for each run, also of more than 200.")]
+EveryRun = Annotated[
+    bool, typer.Option("--all", "-a", help="Show a line for every run, even if there are more than 200.")
+]
 WhereOption = Annotated[
     str | None,
     typer.Option(
-        "--where", metavar="CONDITION", help="Runs that fulfil it, as 'optim.lr>1e-3 and state==\"COMPLETED\"'."
+        "--where",
+        metavar="CONDITION",
+        help="Runs that meet this condition, such as 'optim.lr>1e-3 and state==\"COMPLETED\"'.",
     ),
 ]
 ColumnsOption = Annotated[
-    list[str] | None, typer.Option("--columns", metavar="NAME,..", help="These columns, in this order; all: every one.")
+    list[str] | None,
+    typer.Option("--columns", metavar="NAME,..", help="Columns to show, in this order; all: every column."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON (docs/json.md).")]
 ConfigDir = Annotated[
@@ -248,7 +253,9 @@ Trust = Annotated[
 RunsDir = Annotated[
     Path | None,
     typer.Option(
-        "--runs-dir", metavar="FOLDER", help="Folder of sweeps; else $HPC_TRAINER_RUNS, the project file's, ./runs."
+        "--runs-dir",
+        metavar="FOLDER",
+        help="Folder of sweeps; by default $HPC_TRAINER_RUNS, the project file's, or ./runs.",
     ),
 ]
 Names = Annotated[

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.cli.common import counts_line, print_json, print_next, print_table, say, short_number, warn
+from hpc_trainer.cli.common import as_typed, counts_line, print_json, print_next, print_table, say, short_number, warn
 from hpc_trainer.cli.run_verbs import print_next_of_failed
-from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.config.packages import missing
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.find import configured_runs_dir, find_sweep, prepare_to_write
@@ -20,6 +19,7 @@ from hpc_trainer.operate.report.interactive import (
     PLOTLY,
     ReportedSweep,
     asked_importance,
+    find_importance,
     render_interactive,
 )
 from hpc_trainer.operate.report.page import render_page
@@ -113,7 +113,8 @@ def _write_page(statuses: Sequence[SweepStatus], page: Path, options: PageOption
             text = render_interactive([ReportedSweep(*triple) for triple in triples], asked.result)
     else:
         reports = _reports(statuses, options, POINTS_A_CURVE)
-        text = render_page(reports[0])
+        tables = [result_table(statuses[0], typed=True)] if reports[0].ranked_by is not None else []
+        text = render_page(reports[0], importance=find_importance(tables))
     prepare_to_write(statuses[0].sweep, page=page)
     write_atomic(page, text)
     return reports
@@ -229,6 +230,6 @@ def run_sync(names: list[str], sweep: str | None, runs_dir: Path | None, *, to: 
             say(as_typed(f"{run_id}: {message}"))
         if result.failed:
             rest = " The rest was not tried." if result.has_given_up else ""
-            say(f"{len(result.failed)} could not be synced.{rest} The same command goes on from there.")
+            say(f"{len(result.failed)} could not be synced.{rest} The same command continues from there.")
     if result.failed:
         sys.exit(1)

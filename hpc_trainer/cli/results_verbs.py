@@ -13,9 +13,11 @@ from rich.markup import escape
 
 from hpc_trainer.cli import run_verbs
 from hpc_trainer.cli.common import (
+    as_typed,
     axis_value,
     counts_line,
     figure,
+    one_line,
     print_json,
     print_table,
     say,
@@ -23,7 +25,6 @@ from hpc_trainer.cli.common import (
     terminal_width,
     warn,
 )
-from hpc_trainer.cli.terminal import as_typed, one_line
 from hpc_trainer.config.schema.output import USUAL_METRICS
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.find import configured_runs_dir, find_sweep
@@ -131,8 +132,8 @@ def _print(status: SweepStatus, table: ResultTable, asked: Asked, *, every_run: 
         say(f"No run of {status.sweep.name} fits --where {asked.where}")
     if len(shown) < len(rows):
         first = f", the first by {by}" if by else ""
-        told = f"{len(shown)} of {len(rows)} runs{first}; a line for each: hpc-trainer results --all"
-        print(as_typed(f"{told} {status.sweep.name}"))
+        note = f"{len(shown)} of {len(rows)} runs{first}; a line for each: hpc-trainer results --all"
+        print(as_typed(f"{note} {status.sweep.name}"))
     is_of_text = any(isinstance(row.get(by or ""), str) for row in ranked)
     _say_best(table, usual if is_of_text else by)
     if table.num_left_out:
@@ -141,13 +142,13 @@ def _print(status: SweepStatus, table: ResultTable, asked: Asked, *, every_run: 
 
 
 def _print_rows(table: ResultTable, rows: Sequence[dict[str, Any]]) -> None:
-    """Print the table; on a terminal, what all rows have in common stands in lines above it."""
+    """Print the table; on a terminal, print values that all rows share in lines above it."""
     columns = [column for column in shown_columns(table) if table.chosen is not None or _is_telling(table, column)]
     width = terminal_width()
     if width is not None and table.chosen is None and len(table.rows) > 1:
         alike = [column for column in columns if _is_alike(table, column)]
-        words = [f"{_heading(column).lower()}={_text(column, table.rows[0])}" for column in alike]
-        for line in textwrap.wrap(f"All: {one_line(' '.join(words))}", width) if words else ():
+        shared = [f"{_heading(column).lower()}={_text(column, table.rows[0])}" for column in alike]
+        for line in textwrap.wrap(f"All: {one_line(' '.join(shared))}", width) if shared else ():
             say(line)
         columns = [column for column in columns if column not in alike]
     print_table(

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from hpc_trainer.cli.common import (
     Least,
+    as_typed,
     axis_value,
     counts_line,
     cut,
@@ -25,13 +26,14 @@ from hpc_trainer.cli.common import (
     say,
     short_duration,
     throughput_words,
+    unfiltered,
+    visible_log_line,
     warn,
 )  # fmt: skip
 from hpc_trainer.cli.options import tell_notes
-from hpc_trainer.cli.terminal import as_typed, unfiltered, visible_log_line
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError, RunStateError, SlurmError, valid
-from hpc_trainer.operate.cancel import cancel_runs
+from hpc_trainer.operate.control import cancel_runs, hold_runs
 from hpc_trainer.operate.find import (
     check_one_each,
     configured_runs_dir,
@@ -40,7 +42,6 @@ from hpc_trainer.operate.find import (
     in_one_sweep,
     select,
 )
-from hpc_trainer.operate.hold import hold_runs
 from hpc_trainer.operate.logs import follow_logs, log_files, read_logs
 from hpc_trainer.operate.results import as_value, runs_where
 from hpc_trainer.operate.where import parse_where
@@ -300,7 +301,7 @@ def _print_summary(status: SweepStatus) -> None:
 
 
 def _worst(counts: Mapping[str, Counter[str]]) -> list[tuple[str, Counter[str]]]:
-    """Return the nodes with the most runs that are not at work first."""
+    """Return the nodes; those with the most runs that are not at work come first."""
     return sorted(counts.items(), key=lambda pair: pair[1][RunState.RUNNING.value] - sum(pair[1].values()))
 
 
@@ -406,7 +407,7 @@ def where_holds(status: SweepStatus, run_ids: Sequence[str], where: str | None) 
     """Return the runs that fulfil the condition of --where; all of them without a condition.
 
     Raises:
-        ConfigError: the condition is none, or names an unknown column.
+        ConfigError: the condition cannot be read, or names an unknown column.
         RunStateError: no run fulfils it.
     """
     if where is None:
@@ -431,7 +432,7 @@ def run_hold(names: list[str], sweep: str | None, runs_dir: Path | None, *, save
     what = f"{len(done.held)} run(s) of {status.sweep.name}"
     parts = [f"Held {what}" if done.held else f"Nothing of {status.sweep.name} waits"]
     parts += [f"{len(done.saving)} save a checkpoint and leave"] if done.saving else []
-    parts += [f"{len(done.at_work)} at work go on (--save holds them too)"] if done.at_work else []
+    parts += [f"{len(done.at_work)} at work continue (--save holds them too)"] if done.at_work else []
     say("; ".join(parts) + ".")
     print_next(f"release {status.sweep.name}" if is_whole else f"release {' '.join(names)}")
 
@@ -471,7 +472,7 @@ def _cancel_stages(name: str, stages: Sequence[SweepPaths], *, save: bool, as_js
 
 
 def _cancelled_words(status: SweepStatus, run_ids: Sequence[str], num_cancelled: int) -> str:
-    """Return a sentence on the cancelled runs and on the sweep's runs that go on."""
+    """Return a sentence on the cancelled runs, and on the sweep's runs that continue."""
     num_ended = len(run_ids) - num_cancelled
     before = f"; {num_ended} had ended before" if num_ended else ""
     if not num_cancelled:
@@ -483,12 +484,12 @@ def _cancelled_words(status: SweepStatus, run_ids: Sequence[str], num_cancelled:
     going = Counter(
         run.state.value for run in others if not exists(status.sweep.run(run.run_id).marker(CANCEL), status.faults)
     )
-    left = f"its other runs go on: {counts_line(going)}" if going else "none of its other runs waits or works"
+    left = f"its other runs continue: {counts_line(going)}" if going else "none of its other runs waits or works"
     return f"Cancelled {num_cancelled} of the {len(status.specs)} runs of {status.sweep.name}{before}; {left}."
 
 
 def print_next_of_failed(status: SweepStatus) -> None:
-    """Print the command `why` if a run has failed, which a table of figures does not say."""
+    """Print the command `why` if a run has failed: a table of figures does not show the reason."""
     failed = next((run for run in status.open_runs.values() if run.state.has_failed), None)
     if failed is not None:
         print_next(f"why {failed.run_id}")
@@ -571,17 +572,17 @@ def _each(names: Sequence[Any], known: Mapping[Any, Any], of_axes: Sequence[Any]
 
 def _metrics(run: RunStatus, metrics: Mapping[str, Any], step: int | None) -> str:
     shown = outcome_metrics(run, metrics) or {key: metrics[key] for key in ("loss",) if key in metrics}
-    words = [f"{key}={figure(value)}" for key, value in shown.items()]
-    return " ".join([*words, *([] if step is None or not words else [f"(of step {step})"])]) or "-"
+    pairs = [f"{key}={figure(value)}" for key, value in shown.items()]
+    return " ".join([*pairs, *([] if step is None or not pairs else [f"(of step {step})"])]) or "-"
 
 
 def speed_words(speed: Mapping[str, float]) -> str:
     """Return the speed as `482k tokens/s mfu 42%`, or samples/s or steps/s; with the wait for data if that is much."""
     throughput = throughput_words(speed)
-    words = [] if throughput is None else [throughput]
-    words += [f"mfu {speed['mfu']:.0%}"] if "mfu" in speed else []
+    figures = [] if throughput is None else [throughput]
+    figures += [f"mfu {speed['mfu']:.0%}"] if "mfu" in speed else []
     waits = speed.get("data_wait_share", 0.0)
-    return " ".join([*words, *([f"data wait {waits:.0%}"] if waits >= _MUCH_WAIT else [])]) or "-"
+    return " ".join([*figures, *([f"data wait {waits:.0%}"] if waits >= _MUCH_WAIT else [])]) or "-"
 
 
 def _time(run: RunStatus, submitted: Sequence[float]) -> str:

@@ -12,8 +12,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from hpc_trainer.cli.common import counts_line, gpu_hours, print_next, print_table, say
-from hpc_trainer.cli.terminal import as_typed
+from hpc_trainer.cli.common import as_typed, counts_line, gpu_hours, print_next, print_table, say
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.launch.expected import Expected
 from hpc_trainer.launch.fit import Candidate, Fit, duration, moment
@@ -129,9 +128,9 @@ def print_plan(plan: SweepPlan) -> None:
 
 
 def _packing(array: ArrayPlan) -> str:
-    """Return how the runs of a pool are packed, beside what a job for each run would ask for."""
-    each = array.specs[0].shape
-    alone_hours = each.gpu_hours * len(array.specs)
+    """Describe how the runs of a pool are packed, and compare that with one job for each run."""
+    run_shape = array.specs[0].shape
+    alone_hours = run_shape.gpu_hours * len(array.specs)
     return (
         f"{len(array.specs)} run(s) on {array.hardware}, in {array.slots} slot(s) of {array.per_node} place(s): "
         f"{array.slots} job(s) instead of {len(array.specs)}, with {array.shape.gpus_per_node} GPU(s) and "
@@ -190,14 +189,14 @@ def say_twins(plan: SweepPlan) -> None:
     there = [twin for twin in plan.twins if twin.is_extended]
     can = [twin for twin in plan.twins if twin.step is not None]
     cannot = [twin for twin in plan.twins if twin.why is not None]
-    for twins, told in ((there, "are there already, extended"), (can, "have a shorter twin that is done")):
+    for twins, state in ((there, "are there already, extended"), (can, "have a shorter twin that is done")):
         if twins:
             step = f", step {twins[0].step}" if twins[0].step is not None else ""
-            say(f"{len(twins)} of these runs {told} ({twins[0].twin}{step}), and begin at step 0.")
-            print(as_typed(f"To go on from there: hpc-trainer {_verb()} --extend {submit_words()}"))
+            say(f"{len(twins)} of these runs {state} ({twins[0].twin}{step}), and begin at step 0.")
+            print(as_typed(f"To continue from there: hpc-trainer {_verb()} --extend {submit_words()}"))
     if cannot:
         first = cannot[0]
-        say(f"{len(cannot)} of these runs cannot go on where shorter twins ended ({first.twin}): {first.why}.")
+        say(f"{len(cannot)} of these runs cannot continue where shorter twins ended ({first.twin}): {first.why}.")
 
 
 def _counts(plan: SweepPlan) -> str:
@@ -239,12 +238,12 @@ def _say_notes(plan: SweepPlan, more: Sequence[str]) -> None:
         say(f"{failed} failed run(s) stay as they are; --retry-failed submits them again.")
     cancelled = [run_id for run_id, state in plan.states.items() if state is RunState.CANCELLED]
     if cancelled:
-        back = f"hpc-trainer retry {cancelled[0]} brings that one back"
+        back = f"hpc-trainer retry {cancelled[0]} restarts it"
         say(as_typed(f"{len(cancelled)} cancelled run(s) stay cancelled; {back}."))
     gone = [run_id for run_id, state in plan.states.items() if state is RunState.GONE]
     if gone:
-        told = f"{len(gone)} completed run(s) have lost their folders"
-        say(as_typed(f"{told}; hpc-trainer retry {gone[0]} trains one again."))
+        text = f"{len(gone)} completed run(s) have lost their folders"
+        say(as_typed(f"{text}; hpc-trainer retry {gone[0]} trains one again."))
 
 
 def print_submitted(done: Submitted, *, has_next: bool = True) -> None:
@@ -278,7 +277,7 @@ def memory_json(needs: Sequence[Need]) -> list[dict[str, Any]]:
 def print_needs(needs: Sequence[Need]) -> None:
     """Print a line for each kind of training, a warning if its GPU cannot hold it, a problem if its estimate failed."""
     if not needs:
-        say("Memory: nothing is known of a loop or program of your own (train.main, train.command).")
+        say("Memory: unknown for a loop or program of your own (train.main, train.command).")
         return
     if any(need.parts for need in needs):
         _print_estimates(needs)
@@ -293,15 +292,15 @@ def print_needs(needs: Sequence[Need]) -> None:
 
 def expected_json(expected: Sequence[Expected]) -> list[dict[str, Any]]:
     """Return the times in the JSON of `plan` that follow from `hardware check --run` (docs/json.md)."""
-    return [dataclasses.asdict(each) for each in expected]
+    return [dataclasses.asdict(times) for times in expected]
 
 
 def print_expected(expected: Sequence[Expected]) -> None:
-    """Print what the measurements of the hardware say about the runs of a plan."""
-    for each in expected:
-        if each.lines:
-            say(f"Expected on {each.hardware}, by {each.source}:")
-        for line in each.lines:
+    """Print the times that the measured hardware lets the runs of a plan expect."""
+    for times in expected:
+        if times.lines:
+            say(f"Expected on {times.hardware}, by {times.source}:")
+        for line in times.lines:
             say(f"  {line}.")
 
 
@@ -311,12 +310,12 @@ def fit_json(fit: Fit) -> dict[str, Any]:
         "why": fit.why,
         "compared_by": "end" if fit.by_end else "start",
         "candidates": [
-            {"hardware": each.hardware, "partition": each.shape.partition, "runs": each.num_runs,
-             "longest_run": each.run_id, "start": each.start, "end": each.end, "duration_s": each.duration_s,
-             "steps": each.steps, "segments": each.segments, "note": each.note,
-             "time_limit_min": each.shape.time_limit_min,
-             "speed": None if each.speed is None else dataclasses.asdict(each.speed)}
-            for each in fit.candidates
+            {"hardware": candidate.hardware, "partition": candidate.shape.partition, "runs": candidate.num_runs,
+             "longest_run": candidate.run_id, "start": candidate.start, "end": candidate.end,
+             "duration_s": candidate.duration_s, "steps": candidate.steps, "segments": candidate.segments,
+             "note": candidate.note, "time_limit_min": candidate.shape.time_limit_min,
+             "speed": None if candidate.speed is None else dataclasses.asdict(candidate.speed)}
+            for candidate in fit.candidates
         ],
         "waiting": [dataclasses.asdict(job) for job in fit.waiting],
     }  # fmt: skip
@@ -328,7 +327,7 @@ def print_fit(fit: Fit) -> None:
         say("\nHardware, the soonest first; each line is of the run that needs the most time there")
         print_table(
             ["HARDWARE", "PARTITION", "RUNS", "START", "STEPS", "STEP", "ATTEMPTS", "NEEDS", "END", "NOTE"],
-            [_fit_row(each) for each in fit.candidates],
+            [_fit_row(candidate) for candidate in fit.candidates],
             least=("HARDWARE", "START", "END"),
         )
     for job in fit.waiting[:_RUNS_SHOWN]:
@@ -337,13 +336,14 @@ def print_fit(fit: Fit) -> None:
         say(fit.why)
 
 
-def _fit_row(each: Candidate) -> list[str]:
+def _fit_row(candidate: Candidate) -> list[str]:
     return [
-        each.hardware, each.shape.partition or "-", str(each.num_runs), moment(each.start).removeprefix("at "),
-        str(each.steps), "-" if each.speed is None else f"{each.speed.step_s:.3g} s",
-        "-" if each.segments is None else str(each.segments),
-        "-" if each.duration_s is None else duration(each.duration_s), moment(each.end).removeprefix("at "),
-        each.note or "-",
+        candidate.hardware, candidate.shape.partition or "-", str(candidate.num_runs),
+        moment(candidate.start).removeprefix("at "), str(candidate.steps),
+        "-" if candidate.speed is None else f"{candidate.speed.step_s:.3g} s",
+        "-" if candidate.segments is None else str(candidate.segments),
+        "-" if candidate.duration_s is None else duration(candidate.duration_s),
+        moment(candidate.end).removeprefix("at "), candidate.note or "-",
     ]  # fmt: skip
 
 
@@ -354,20 +354,20 @@ def _kind_name(need: Need) -> str:
 
 
 def _print_estimates(needs: Sequence[Need]) -> None:
-    shown = [part for part in PARTS if any(each.parts.get(part) for each in needs)]
+    shown = [part for part in PARTS if any(need.parts.get(part) for need in needs)]
     say(f"\nGB of a rank's memory; total: and {FRAGMENTS:.0%} lost to fragments, and {CONTEXT_GB:g} GB for CUDA")
-    has_measured = any(each.measured_gb is not None for each in needs)
+    has_measured = any(need.measured_gb is not None for need in needs)
     print_table(
         ["RUNS", "AS", "BATCH", *(part.upper() for part in shown), "TOTAL", *["MEASURED"] * has_measured, "CHECKPOINT"],
         [
             [
-                str(each.num_runs), _kind_name(each),
-                str(each.micro_batch_size),
-                *(f"{each.parts[part]:.3g}" for part in shown), f"{each.total_gb or 0:.3g}",
-                *["-" if each.measured_gb is None else f"{each.measured_gb:.3g}"] * has_measured,
-                f"{each.checkpoint_gb or 0:.3g}",
+                str(need.num_runs), _kind_name(need),
+                str(need.micro_batch_size),
+                *(f"{need.parts[part]:.3g}" for part in shown), f"{need.total_gb or 0:.3g}",
+                *["-" if need.measured_gb is None else f"{need.measured_gb:.3g}"] * has_measured,
+                f"{need.checkpoint_gb or 0:.3g}",
             ]
-            for each in needs if each.parts
+            for need in needs if need.parts
         ],
         least=[part.upper() for part in reversed(shown)],
     )  # fmt: skip

@@ -11,9 +11,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpc_trainer.cli.common import print_json, print_next, print_table, short_duration
+from hpc_trainer.cli.common import as_typed, print_json, print_next, print_table, short_duration
 from hpc_trainer.cli.options import tell_notes
-from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError, valid
 from hpc_trainer.operate.find import configured_runs_dir, existing_sweep, list_sweeps
@@ -79,7 +78,7 @@ def run_diff(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *, 
             [[key, *(_cut(as_text(value)) for value in row)] for key, row in rows],
         )
     else:
-        print("They differ in nothing: the same configuration and the same frozen code.")
+        print("They do not differ: the same configuration and the same frozen code.")
 
 
 # Seconds in which `sweeps` counts files; what takes longer is counted by the next call, or with --sizes.
@@ -91,7 +90,7 @@ def run_sweeps(runs_dir: Path | None, *, tag: str | None, sizes: bool, as_json: 
     """Print a line for each sweep, or for each with this tag; `sizes` counts all files, however long it takes."""
     folder = configured_runs_dir(runs_dir)
     lines = sweep_lines(folder, seconds=math.inf if sizes else _COUNT_S)
-    all_tags = sorted({each for line in lines for each in line.more.get("tags", ())})
+    all_tags = sorted({tag_name for line in lines for tag_name in line.more.get("tags", ())})
     if tag is not None:
         if lines and tag not in all_tags:
             raise ConfigError(
@@ -119,7 +118,7 @@ def run_sweeps(runs_dir: Path | None, *, tag: str | None, sizes: bool, as_json: 
             ]
             for line in lines
         ],
-        least=("COMMAND", "BY", "SUBMITTED", *(each for columns in contributed for each in columns.least), "AGE"),
+        least=("COMMAND", "BY", "SUBMITTED", *(column for columns in contributed for column in columns.least), "AGE"),
     )  # fmt: skip
     if any(line.more.get("size_bytes", 0) is None for line in lines):
         print(f"Files were counted for {_COUNT_S:.0f} s; `hpc-trainer sweeps --sizes` counts all.")

@@ -30,7 +30,7 @@ def run_top(name: str | None, runs_dir: Path | None) -> None:
     """Show the screen until the user leaves it.
 
     Raises:
-        ConfigError: standard output is no terminal.
+        ConfigError: standard output is not a terminal.
         RunStateError: there is no such sweep.
     """
     folder = configured_runs_dir(runs_dir).absolute()
@@ -157,7 +157,7 @@ class TopApp(App[None]):
         self.runs.focus()
 
     def action_look(self) -> None:
-        """Read the sweep now; a look that is under way is not waited for."""
+        """Read the sweep now, without waiting for a read that is under way."""
         if self._next_look is not None:
             self._next_look.stop()
         self.read(self.sweep)
@@ -165,20 +165,20 @@ class TopApp(App[None]):
     @work(thread=True, exclusive=True, group="look")
     def read(self, sweep: SweepPaths) -> None:
         """Read a sweep in a thread, and show it."""
-        found = top_views.look(sweep)
-        rows = [] if isinstance(found, str) else top_views.rows_of(found)
-        self.call_from_thread(self.show, sweep, found, rows)
+        outcome = top_views.look(sweep)
+        rows = [] if isinstance(outcome, str) else top_views.rows_of(outcome)
+        self.call_from_thread(self.show, sweep, outcome, rows)
 
-    def show(self, sweep: SweepPaths, found: SweepStatus | str, rows: list[top_views.Row]) -> None:
-        """Show what a look found, unless another sweep was chosen meanwhile, and plan the next look."""
+    def show(self, sweep: SweepPaths, outcome: SweepStatus | str, rows: list[top_views.Row]) -> None:
+        """Show the status that was read, unless another sweep was chosen meanwhile, and schedule the next read."""
         if sweep.folder != self.sweep.folder:
             return
         head = self.query_one("#head", Static)
-        if isinstance(found, str):
-            head.update(found)
+        if isinstance(outcome, str):
+            head.update(outcome)
         else:
-            self.status = found
-            head.update(top_views.head_of(found))
+            self.status = outcome
+            head.update(top_views.head_of(outcome))
             self._show_rows(rows)
             self.show_details()
         if self._next_look is not None:
@@ -206,7 +206,7 @@ class TopApp(App[None]):
     @on(DataTable.RowHighlighted, "#runs")
     @on(TabbedContent.TabActivated)
     def show_details(self) -> None:
-        """Read what the open tab shows of the run under the cursor."""
+        """Start reading the content of the open tab for the run under the cursor."""
         if self.status is not None and self.run_id in self.status.specs:
             tab = self.query_one("#details", TabbedContent).active
             size = self.query_one("#details").size
@@ -239,12 +239,12 @@ class TopApp(App[None]):
     # --- verbs ---
 
     def action_toggle_all(self) -> None:
-        """Let the verbs' keys mean the whole sweep, or the run under the cursor."""
+        """Switch the verbs' keys between the whole sweep and the run under the cursor."""
         self.is_whole = not self.is_whole
         self.notify("Keys now mean the whole sweep." if self.is_whole else "Keys now mean the run under the cursor.")
 
     def action_verb(self, verb: str) -> None:
-        """Ask, and then run the verb."""
+        """Ask for confirmation, then run the verb."""
         run_id = None if self.is_whole else self.run_id
         if run_id is None and not self.is_whole:
             return
@@ -259,7 +259,7 @@ class TopApp(App[None]):
 
     @work(thread=True, group="verbs")
     def do_verb(self, verb: str, sweep: SweepPaths, run_id: str | None) -> None:
-        """Run a verb in a process, tell what it said, and look again."""
+        """Run a verb in a process, show its output, and read the sweep again."""
         said = top_views.do_verb(verb, sweep, run_id)
         self.call_from_thread(self.notify, said, title=verb, markup=False, timeout=10)
         self.call_from_thread(self.action_look)

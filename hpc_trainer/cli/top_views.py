@@ -1,7 +1,7 @@
-"""Texts and verbs of `hpc-trainer top`, without its screen: what a look finds, curves, logs, explanations.
+"""Texts and verbs of `hpc-trainer top`, without its screen: the sweep's status, curves, logs, explanations.
 
-A key that changes something runs the verb of that name in a process of its own, so that it does and says what the verb
-does.
+A key that changes something runs the verb of that name in a process of its own, so its effect and its messages are
+those of the verb.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from pathlib import Path
 
 from rich.text import Text
 
-from hpc_trainer.cli.common import counts_line, figure, short_duration, state_style
+from hpc_trainer.cli.common import counts_line, figure, one_line, short_duration, state_style
 from hpc_trainer.cli.live import end_note
-from hpc_trainer.cli.terminal import one_line
 from hpc_trainer.errors import HpcTrainerError, visible
 from hpc_trainer.operate.find import list_sweeps
 from hpc_trainer.operate.logs import log_files, read_logs
@@ -77,7 +76,7 @@ def _cells(run: RunStatus, axes: dict[str, str]) -> list[Text]:
 
 
 def sweep_names(folder: Path) -> list[SweepPaths]:
-    """Return the newest sweeps."""
+    """Return the paths of the newest sweeps in `folder`, the newest first."""
     return [SweepPaths(sweep.folder.absolute()) for sweep in list_sweeps(folder)[:_MOST_SWEEPS]]
 
 
@@ -89,7 +88,7 @@ def next_pause_s(status: SweepStatus | None) -> float:
 
 
 def look(sweep: SweepPaths) -> SweepStatus | str:
-    """Return the sweep's status, or what is wrong with it."""
+    """Return the sweep's status, or the message of the error that prevents reading it."""
     try:
         return read_status(sweep, is_look=True)
     except (HpcTrainerError, OSError) as error:

@@ -9,8 +9,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from hpc_trainer.cli.common import counts_line, print_json, print_next, say, state_markup, warn
-from hpc_trainer.cli.terminal import as_typed
+from hpc_trainer.cli.common import as_typed, counts_line, print_json, print_next, say, state_markup, warn
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.find import configured_runs_dir, prepare_to_write, select
 from hpc_trainer.operate.run_page import gather_page, render_run_page
@@ -82,9 +81,9 @@ _OF_NODE = "node "
 """Beginning of the line on a node that failed before (record/bad_nodes.py)."""
 
 
-def _print_many(status: SweepStatus, run_ids: list[str], found: list[Why]) -> None:
+def _print_many(status: SweepStatus, run_ids: list[str], explanations: list[Why]) -> None:
     say(f"Sweep {status.sweep.name}: {counts_line(Counter(status.states[run_id].value for run_id in run_ids))}.")
-    for group in by_cause(found):
+    for group in by_cause(explanations):
         verdict, because = group[0].verdict, because_of(group)
         names = ", ".join(why.run_id for why in group[:_SHOWN_RUNS])
         more = f" and {len(group) - _SHOWN_RUNS} more" if len(group) > _SHOWN_RUNS else ""
@@ -94,9 +93,9 @@ def _print_many(status: SweepStatus, run_ids: list[str], found: list[Why]) -> No
             "\n  ".join([verdict, *because, *said[:_SHOWN_RUNS], *[*nodes][:_SHOWN_RUNS], f"{names}{more}"]),
             f"\n{len(group)} x {state_markup(group[0].state)}: ",
         )
-    if found:
+    if explanations:
         say("")
-        print_next(f"why {found[0].run_id}")
+        print_next(f"why {explanations[0].run_id}")
     elif any(status.states[run_id] is not RunState.COMPLETED for run_id in run_ids):
         say("Every run is complete, runs or waits.")
         print_next(f"status {status.sweep.name}")

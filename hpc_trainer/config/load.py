@@ -194,5 +194,5 @@ PASSED_OVER = frozenset((
 
 
 def hyperparameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration's sections that say what is computed: no environment variables, no set-up commands."""
+    """Return the sections of a configuration that determine the computation: no environment, no set-up commands."""
     return {name: value for name, value in config.items() if name not in PASSED_OVER}

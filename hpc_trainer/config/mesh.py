@@ -155,7 +155,7 @@ def averages_gradients(config: TrainConfig) -> bool:
 
 
 def has_buckets(config: TrainConfig) -> bool:
-    """Return True if gradients lie in DDP's buckets, which exist from the first step to the last."""
+    """Return True if gradients are in DDP's buckets, which exist from the first step to the last."""
     is_ddp = config.parallel.strategy.value == "ddp" and config.hardware.world_size > 1
     return is_ddp and averages_gradients(config)
 
@@ -163,6 +163,6 @@ def has_buckets(config: TrainConfig) -> bool:
 def holds_gradients(config: TrainConfig, grad_accum_steps: int | None) -> bool:
     """Return True if gradients exist before a micro-batch's backward pass makes them.
 
-    They lie in DDP's buckets, or earlier micro-batches added them up.
+    They are in DDP's buckets, or earlier micro-batches added them up.
     """
     return has_buckets(config) or grad_accum_steps != 1 or bool(config.train.logical_ranks)

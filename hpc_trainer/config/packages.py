@@ -26,7 +26,7 @@ EXTRAS = {
 
 
 def missing(what: str, *packages: str) -> str | None:
-    """Return what to install for `what`; None if this Python has all of `packages`.
+    """Return a message that `what` lacks packages, with the command that installs them; None if all are present.
 
     No package is imported: some take seconds.
     """

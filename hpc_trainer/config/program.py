@@ -49,7 +49,7 @@ OWN_FOLDER = "run"
 
 
 def resumed(command: str, holds: Callable[[str], bool] = lambda _: True) -> str:
-    """Return a command with each `{run.resume:WORDS}` replaced by its words, or by nothing.
+    """Return a command with each `{run.resume:WORDS}` replaced by its WORDS, or removed.
 
     Args:
         holds: returns True if a file, as the placeholder names it, or `OWN_CHECKPOINTS` is not empty.
@@ -103,7 +103,7 @@ def followed_places(command: str) -> dict[str, tuple[str, str]]:
 
 
 def fill(word: str, value_of: Callable[[str], str]) -> str:
-    """Return `word` with each placeholder replaced; the result stays one word, whatever the values hold."""
+    """Return `word` with each placeholder replaced; the result stays one word, with any characters in the values."""
 
     def one(match: re.Match[str]) -> str:
         if match[1] is not None:

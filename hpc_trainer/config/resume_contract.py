@@ -69,7 +69,7 @@ def compare(
     """Return every difference of two sets of facts, the worst first.
 
     Args:
-        was: facts of the checkpoint, nested or flat; a configuration's sections stand at the top.
+        was: facts of the checkpoint, nested or flat; a configuration's sections are at the top level.
         now: facts of this start, of the same form.
         allow: keys that may differ although they are incompatible; a name covers every key below it.
         defaults: values of keys that an older version did not have: such a key does not differ if it has its default

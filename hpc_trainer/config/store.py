@@ -113,7 +113,7 @@ KEYS: dict[str, Key] = {name: declared.key for name, declared in DECLARED.items(
 
 
 def declared_at(key: str) -> Declared | None:
-    """Return the key or section that `key` is or is in: `optim.betas` for `optim.betas[1]`; None without one."""
+    """Return the declared key or section that contains `key`: `optim.betas` for `optim.betas[1]`; None without one."""
     while key and key not in DECLARED:
         key = re.sub(r"(\[[^\[]*\]|(^|\.)[^.\[]*)$", "", key)
     return DECLARED.get(key)

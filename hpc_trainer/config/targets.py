@@ -101,7 +101,7 @@ def targets_of(config: TrainConfig | Mapping[str, Any]) -> dict[str, str]:
 
 
 def packages_of(config: TrainConfig) -> list[str]:
-    """Return the top-level packages whose sources decide what a run does: ours, and those that it names."""
+    """Return the top-level packages whose code a run executes: hpc_trainer, and those that the configuration names."""
     named = {target.partition(".")[0] for target in targets_of(config).values()} - {"torch"}
     return sorted({"hpc_trainer", *named, *config.snapshot.packages})
 
@@ -115,7 +115,7 @@ def target_problems(config: TrainConfig) -> Iterator[str]:
 
 
 def _shipped_problem(config: TrainConfig, key: str, target: str) -> str | None:
-    """Return the problem with a choice that fixes what is built; a user's own loop may read any key as it likes."""
+    """Return the problem with a choice that determines the code by itself; a user's own loop may read any key."""
     group, _, name = key.partition(".")
     if config.train.main is not None or name != "_target_":
         return None

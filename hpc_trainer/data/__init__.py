@@ -1,8 +1,8 @@
 """Domain data: sources of samples, and the commands that prepare, check and measure them.
 
-    NAME/__init__.py    keys of a kind of data set, and what the login node knows of its files: no torch
+    NAME/__init__.py    keys of a kind of data set, and checks of its files on the login node: no torch
     NAME/dataset.py     the samples on a rank; `_target_` names it by its public name (`hpc_trainer/datasets`)
-    prepare/            raw files become what trains fast
+    prepare/            conversion of raw files to files that train fast
     reading.py          the process that reads a data set as training does, for `data check` and `data bench`
     commands.py         the commands and their options; verbs.py carries them out
 

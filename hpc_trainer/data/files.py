@@ -86,7 +86,7 @@ def check_parts(own: str | None, eval_fraction: float, usual: float, key: str = 
 
 
 def part_of(num_rows: int, fraction: float, split: Literal["train", "eval"]) -> NDArray[np.unsignedinteger[Any]]:
-    """Return the rows of a split in their order; evaluation has the rows with the smallest words of PCG64's raw bits.
+    """Return the rows of a split, ascending; evaluation gets the rows with the smallest of PCG64's raw 64-bit words.
 
     numpy never changes these bits, unlike the output of `Generator.permutation`. They are computed twice, in blocks,
     because the words of 10 million rows would take 80 MB.

@@ -1,7 +1,8 @@
 """`hpc-trainer data check` and `data bench`: the process with torch that reads a data set as training does.
 
 `check` reads every sample of both splits in loader processes and reports the problems of each. `bench` measures how
-fast batches of training samples arrive, by the number of loader processes. Requests come through worker/answer.py.
+fast batches of training samples arrive, by the number of loader processes. Requests come through
+runtime/torch_process.py.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.data.files import Problem
 from hpc_trainer.data.images import pictures
 from hpc_trainer.errors import ConfigError, HpcTrainerError
+from hpc_trainer.runtime.torch_process import answer
 from hpc_trainer.tasks.protocol import Task
 from hpc_trainer.training.ability import abilities
 from hpc_trainer.training.build import build_dataset, build_task
@@ -32,7 +34,6 @@ from hpc_trainer.training.data.batches import tensors_of
 from hpc_trainer.training.data.loader import train_batches
 from hpc_trainer.training.data.order import BatchOrder
 from hpc_trainer.training.data.protocol import SPLITS, MapDataset, Split, by_epoch
-from hpc_trainer.worker.answer import answer
 
 _ENDLESS = 10**12  # steps
 _PROFILED_S = 1.0
@@ -85,7 +86,7 @@ def _measure(dataset: MapDataset, order: BatchOrder, num_workers: int, seconds: 
 
 
 def _shares(dataset: MapDataset, order: BatchOrder, seconds: float) -> dict[str, float]:
-    """Return the shares of decoding and resizing in the time that a sample takes; {} if the data are no pictures."""
+    """Return the shares of decoding and resizing in the time that a sample takes; {} if the data are not pictures."""
     profile = cProfile.Profile()
     began = time.perf_counter()
     for step in range(_ENDLESS):

@@ -24,8 +24,8 @@ from hpc_trainer.data.prepare.images import ImageOptions, prepare_images
 from hpc_trainer.data.prepare.job import BROKEN, Prepared, Settings
 from hpc_trainer.data.prepare.tokens import TokenOptions, prepare_tokens
 from hpc_trainer.errors import ConfigError, ExitCode
-from hpc_trainer.operate.torch_process import Tell, ask
 from hpc_trainer.record.spec import RunSpec
+from hpc_trainer.runtime.torch_process import Tell, ask
 
 _READER = "hpc_trainer.data.reading"
 """Module that a process with torch runs for `data check` and `data bench`."""
@@ -195,7 +195,9 @@ def _data_of(given: Given, verb: str, *neutral: str) -> RunSpec:
     grid = freeze_here(dataclasses.replace(here, overrides=[*(here.overrides or ()), *kept]))
     spec = only_point(grid, f"{verb} takes", "Choose one point.")
     if spec.is_own_loop:
-        raise ConfigError(f"{verb} reads what data= names, and train.main or train.command reads data of its own.")
+        raise ConfigError(
+            f"{verb} reads the data that data= names, and train.main or train.command reads data of its own."
+        )
     return spec
 
 

@@ -49,7 +49,7 @@ class _Names(MetaPathFinder, Loader):
         return ModuleSpec(fullname, self, is_package=name in _FOLDERS)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Put the module behind a name in the place of the empty one that Python has made for it."""
+        """Replace the empty module that Python has made for a name by the module that the name means."""
         home = _HOMES.get(module.__name__.removeprefix(f"{__name__}."))
         if home is not None:
             sys.modules[module.__name__] = importlib.import_module(home)

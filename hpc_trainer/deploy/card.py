@@ -153,14 +153,14 @@ def prepare(rows):
     lines = []
     for row in rows:
         line, missing = [], []
-        for each in facts["numeric"]:
-            value = row.get(each["column"])
+        for column in facts["numeric"]:
+            value = row.get(column["column"])
             number = float("nan") if value in (None, "") else float(value)
-            missing += [each["column"]] if number != number else []
-            line.append(0.0 if number != number else (number - each["mean"]) / each["std"])
-        for each in facts["categorical"]:
-            value, known = row.get(each["column"]), each["categories"]
-            missing += [each["column"]] if value in (None, "") else []
+            missing += [column["column"]] if number != number else []
+            line.append(0.0 if number != number else (number - column["mean"]) / column["std"])
+        for column in facts["categorical"]:
+            value, known = row.get(column["column"]), column["categories"]
+            missing += [column["column"]] if value in (None, "") else []
             text = str(value).lower() if isinstance(value, bool) else str(value)
             code = known.index(text) if text in known else len(known)
             is_one_hot = facts["encoding"] == "one_hot"

@@ -23,10 +23,10 @@ from hpc_trainer.deploy.request import (
 )
 from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError
 from hpc_trainer.operate.show import NoRunError, find_run
-from hpc_trainer.operate.torch_process import ask
 from hpc_trainer.record.chain import started
 from hpc_trainer.record.layout import journals_in
 from hpc_trainer.record.reading import names_in
+from hpc_trainer.runtime.torch_process import ask
 
 PREDICTIONS = (".jsonl", ".npz")
 _TORCH_SIDE = "hpc_trainer.deploy.evaluate_torch"

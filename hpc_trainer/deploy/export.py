@@ -39,10 +39,10 @@ from hpc_trainer.deploy.request import (
 )
 from hpc_trainer.errors import ConfigError, HpcTrainerError
 from hpc_trainer.operate.show import Known
-from hpc_trainer.operate.torch_process import ask
 from hpc_trainer.record.chain import started
 from hpc_trainer.record.checkpoint_folders import step_name
 from hpc_trainer.record.files import fsync_folder, rename
+from hpc_trainer.runtime.torch_process import ask
 
 _TORCH_SIDE = "hpc_trainer.deploy.export_torch"
 # Exports are passed on to others, so the site's environment and folders are left out, as in the resume contract.

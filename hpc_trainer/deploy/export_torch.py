@@ -190,7 +190,7 @@ def _facts_of_data(request: Mapping[str, Any], data: Data | None) -> dict[str, A
 
 
 def _write(subject: Subject, path: Path, to: str, quantize: str | None, request: Mapping[str, Any]) -> Written:
-    """Return the written file, after a check of its outputs and, if requested, a measurement."""
+    """Write the file, check its outputs and, if requested, measure it; return what was written."""
     original = subject.model
     inputs = subject.data.inputs(original, NUM_SAMPLES)
     options = options_text(to, quantize, request["prune"])
@@ -343,7 +343,7 @@ def compare(
         options: the options of `export` that make the file, for messages.
 
     Raises:
-        ConfigError: the difference is larger, the shapes differ, or an output is no number.
+        ConfigError: the difference is larger, the shapes differ, or an output is not finite.
     """
     pairs = [(file(batch), model(batch)) for batch in (inputs, inputs[:1])]
     for output, wanted in pairs:

@@ -30,7 +30,7 @@ class ExportReport:
 
 
 def report_part(folders: Sequence[Path]) -> ReportPart:
-    """Return what `--exports` adds to a report. Raises as `read_exports`."""
+    """Return the section that `--exports` adds to a report. Raises as `read_exports`."""
     exports = read_exports(folders)
     return ReportPart(section=_html(exports), content={"exports": [dataclasses.asdict(export) for export in exports]})
 

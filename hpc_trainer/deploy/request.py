@@ -1,7 +1,7 @@
 """Requests of the verbs to a process with torch: which checkpoint and weights, and which data, as plain values.
 
-New data are preprocessed as the training data were. What is known of these stands in the checkpoint, or in the card of
-an export.
+New data are preprocessed as the training data were. The checkpoint, or the card of an export, records their
+preprocessing.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def notes_of(config: TrainConfig, step: int) -> tuple[str, ...]:
 class DataFacts:
     """Class names and preprocessing (`training/data/preprocessing.py`) of a model's training data; None if not known.
 
-    `unknown` names what is missing because an earlier version did not record it.
+    `unknown` names the facts that an earlier version did not record.
     """
 
     classes: list[str] | None = None

@@ -31,6 +31,7 @@ from hpc_trainer.errors import (
     RunStateError,
 )
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.runtime.torch_process import answer
 from hpc_trainer.tasks.protocol import Task
 from hpc_trainer.training.ability import Quantization, abilities, overridden
 from hpc_trainer.training.build import HasShape, build_dataset, build_model, build_task
@@ -41,14 +42,13 @@ from hpc_trainer.training.data.preprocessing import described, differences, with
 from hpc_trainer.training.data.protocol import MapDataset
 from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.rng import seed_everything
-from hpc_trainer.worker.answer import answer
 
 Verb = Callable[[Mapping[str, Any]], dict[str, Any]]
 """Function that takes a request and returns the answer."""
 
 
 def serve(verbs: Mapping[str, Verb]) -> None:
-    """Answer the request of the process that has started this one (`operate/torch_process.py`)."""
+    """Answer the request of the process that has started this one (`runtime/torch_process.py`)."""
     os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"  # torch.export.load would unpickle what it cannot read otherwise
 
     def without_progress(verb: Verb) -> Callable[[dict[str, Any], object], dict[str, Any]]:
@@ -59,14 +59,14 @@ def serve(verbs: Mapping[str, Verb]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """State of a module in a checkpoint, and the checkpoint's record of what it was made with."""
+    """State of a module in a checkpoint, and the checkpoint's record of code, versions and data."""
 
     state: dict[str, Any]
     made_with: Mapping[str, Any]
 
 
 def take_out(checkpoints: Path, step: int, *, name: str, over: tuple[str, str] | None = None) -> Taken:
-    """Return the state_dict of the module `name` on the CPU, and what the checkpoint was made with.
+    """Return the state_dict of the module `name` on the CPU, and the checkpoint's record of code, versions and data.
 
     Args:
         over: (another object, prefix of its names): its tensors replace those of the module.
@@ -137,7 +137,7 @@ _MOST_LINES = 3
 
 @dataclass(frozen=True, slots=True)
 class DataShape:
-    """Shape of the data that a model is built for; None for what the data do not state."""
+    """Shape of the data that a model is built for; None for facts that the data do not state."""
 
     input_shape: tuple[int, ...] | None
     num_classes: int | None
@@ -291,8 +291,8 @@ def data_of(request: Mapping[str, Any]) -> tuple[Data, list[str]]:
     if request["is_new_data"] and facts["unknown"]:
         fixes = {"mean and std": "Set data.mean and data.std.", "tokenizer": "Check that its tokens are the model's."}
         notes.append(
-            f"An older version did not record the model's {facts['unknown']}, so data={name} is used as its own files "
-            f"and keys say. {fixes.get(facts['unknown'], '')}".rstrip()
+            f"An older version did not record the model's {facts['unknown']}, so data={name} is read by its own files "
+            f"and keys. {fixes.get(facts['unknown'], '')}".rstrip()
         )
     if facts["classes"] and now["classes"] and facts["classes"] != now["classes"]:
         notes.append(

@@ -65,18 +65,20 @@ def export_(
     step: StepOption = None,
     raw: Raw = False,
     name: Annotated[
-        str, typer.Option("--object", metavar="NAME", help="Of your own loop: what run.save calls the model.")
+        str, typer.Option("--object", metavar="NAME", help="Name of the model in run.save, for a loop of your own.")
     ] = "model",
     all_ways: Annotated[
-        bool, typer.Option("--all", help="Every format and quantization that the model can have, in one folder.")
+        bool, typer.Option("--all", help="Write every format and quantization that the model supports, in one folder.")
     ] = False,
     no_measure: Annotated[
-        bool, typer.Option("--no-measure", help="Without latency and metrics, which take the validation set.")
+        bool, typer.Option("--no-measure", help="Do not measure latency and metrics, which needs the validation set.")
     ] = False,
     tolerance: Annotated[
         float | None,
         typer.Option(
-            "--tolerance", metavar="SHARE", help="How far outputs of --quantize may be off, as a share of the largest."
+            "--tolerance",
+            metavar="SHARE",
+            help="Largest error of the outputs with --quantize, as a share of the largest output.",
         ),
     ] = None,
     output: Annotated[
@@ -128,8 +130,7 @@ def _export(
 
 
 def _print_export(done: Exported) -> None:
-    from hpc_trainer.cli.common import short_number
-    from hpc_trainer.cli.terminal import as_typed
+    from hpc_trainer.cli.common import as_typed, short_number
     from hpc_trainer.deploy.exported import needed_package
 
     weights = "averaged weights" if done.weights == "average" else "weights"
@@ -193,8 +194,7 @@ def _export_all(run: Known, wanted: Wanted, forms: Sequence[Form], runs_dir: Pat
 
 
 def _print_exports(done: AllExported) -> None:
-    from hpc_trainer.cli.common import print_table, short_number
-    from hpc_trainer.cli.terminal import as_typed
+    from hpc_trainer.cli.common import as_typed, print_table, short_number
 
     rows = []
     for export in done.exports:
@@ -226,8 +226,7 @@ def evaluate_(
     as_json: Json = False,
 ) -> None:
     """Print the metrics of a run's checkpoint, or of an export, on its validation set or on other data; here."""
-    from hpc_trainer.cli.common import print_json
-    from hpc_trainer.cli.terminal import as_typed
+    from hpc_trainer.cli.common import as_typed, print_json
     from hpc_trainer.deploy.evaluate import evaluate
 
     result = evaluate(_target(target, overrides, best, step, raw, sweep, config_dir, trust, runs_dir))
@@ -260,8 +259,7 @@ def predict_(
     as_json: Json = False,
 ) -> None:
     """Write what a run's model, or an export, predicts for each sample of its validation set or of other data; here."""
-    from hpc_trainer.cli.common import print_json
-    from hpc_trainer.cli.terminal import as_typed
+    from hpc_trainer.cli.common import as_typed, print_json
     from hpc_trainer.deploy.evaluate import predict
 
     result = predict(_target(target, overrides, best, step, raw, sweep, config_dir, trust, runs_dir), output)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import resource
 import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from hpc_trainer.config.compose.own_files import own_defaults
 from hpc_trainer.doctor.findings import Finding, broken, ok, warning
@@ -17,7 +19,7 @@ from hpc_trainer.slurm.commands import Controller, Node, read_controller, read_n
 
 _NEEDED = {
     "sbatch": "submits runs",
-    "squeue": "says how jobs stand",
+    "squeue": "says which state jobs have",
     "scontrol": "requeues runs and reads the site's limits",
     "scancel": "ends runs",
     "sinfo": "says what nodes have",
@@ -45,6 +47,7 @@ class Cluster:
         if len(missing) == len(_NEEDED):
             yield ok("slurm", "no Slurm commands on PATH: runs start on this machine (cluster=local)")
             return
+        yield from _variables()
         if missing:
             yield broken(
                 "slurm", f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not on PATH, but other commands "
@@ -66,6 +69,9 @@ class Cluster:
             self.num_calls += 1
             before = time.time()
             controller = read_controller(_TIMEOUT_S)
+            if controller.version is None and controller.cluster is None:
+                yield _of_garbage(controller)
+                return
             yield from _of_controller(controller, before, time.time())
             self.num_calls += 1
             self._nodes = read_nodes(_TIMEOUT_S)
@@ -134,8 +140,46 @@ def _of_controller(controller: Controller, before: float, after: float) -> Itera
         )  # fmt: skip
 
 
+def _of_garbage(controller: Controller) -> Finding:
+    shown = " ".join("".join(filter(str.isprintable, controller.said)).split())[:80]
+    return broken(
+        "slurm", "scontrol show config ended well, but names neither ClusterName nor SLURM_VERSION: "
+        f"{shown or 'it prints nothing'}",
+        why="submit, status and the requeue of runs read its answers",
+        fix="look which program it is, and what it prints: type -a scontrol; scontrol show config",
+    )  # fmt: skip
+
+
+# sbatch's variables that sites or users need for all their jobs -> the key that says the same.
+_KEYS = {
+    "SBATCH_ACCOUNT": "cluster.account",
+    "SBATCH_RESERVATION": "cluster.sbatch.reservation",
+    "SBATCH_WCKEY": "cluster.sbatch.wckey",
+}
+
+
+def _variables() -> Iterator[Finding]:
+    """Yield a finding if the shell has options for sbatch: no run gets them."""
+    if "SLURM_JOB_ID" in os.environ:  # they are those of the surrounding job
+        return
+    own = _own_defaults()
+    given = {name: os.environ[name] for name, key in _KEYS.items() if os.environ.get(name) and key not in own}
+    if given:
+        shown = ", ".join(f"{name}={value}" for name, value in given.items())
+        lines = "; ".join(f"{_KEYS[name]}: {value}" for name, value in given.items())
+        yield warning(
+            "sbatch", f"this shell has {shown}, and hpc-trainer passes no such variable on",
+            why="a run asks Slurm only for what its configuration says, so that it can be repeated; without an account "
+            "sbatch may refuse it",
+            fix=f"write into ~/.config/hpc_trainer/config.yaml: {lines}",
+        )  # fmt: skip
+
+
 def _architectures(nodes: list[Node]) -> Iterator[Finding]:
     here = platform.machine()
+    if not nodes:
+        yield ok("architecture", "Slurm shows this user no nodes, so theirs is unknown")
+        return
     others = sorted({node.architecture for node in nodes if node.architecture not in (None, here)} - {None}, key=str)
     if not others:
         yield ok("architecture", f"this machine and all nodes are {here}")
@@ -154,11 +198,15 @@ def _architectures(nodes: list[Node]) -> Iterator[Finding]:
 
 
 def _own_python() -> str | None:
-    try:
-        value = own_defaults().get("cluster.python")
-    except HpcTrainerError:  # plan tells what is wrong with the file
-        return None
+    value = _own_defaults().get("cluster.python")
     return str(value) if value else None
+
+
+def _own_defaults() -> dict[str, Any]:
+    try:
+        return own_defaults()
+    except HpcTrainerError:  # plan tells what is wrong with the file
+        return {}
 
 
 def _devices(nodes: list[Node]) -> Iterator[Finding]:

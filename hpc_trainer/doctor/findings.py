@@ -31,7 +31,7 @@ class Finding:
 
 
 def ok(check: str, what: str) -> Finding:
-    """Return a finding without a problem."""
+    """Return the finding of a check that passed."""
     return Finding(check=check, status=Status.ok, what=what)
 
 

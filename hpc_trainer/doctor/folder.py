@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 
 from hpc_trainer.doctor.findings import Finding, broken, ok, warning
+from hpc_trainer.doctor.folder_probe import HOME
 from hpc_trainer.runtime.disk_room import QuotaWatch, Room
 from hpc_trainer.runtime.start import start_words
 
@@ -46,13 +47,21 @@ def folder_findings(runs_dir: Path, purge_days: int | None) -> Iterator[Finding]
     promises = {step["promise"]: step for step in steps if step["step"] == "promise"}
     if "place" in facts:
         yield _cached(facts["mount"])
-    if last is not None:
+    if last == HOME:
+        yield broken(
+            "home", f"{Path.home()} does not answer",
+            why="Python, and most programs, look for their settings there when they start",
+            fix="look whether its file system is mounted and its server is up: ls ~",
+        )  # fmt: skip
+    elif last is not None:
         yield broken(
             "runs folder", f"{runs_dir.absolute()} does not answer (at: {last})",
             why="a command or a rank that touches it waits too",
             fix="look whether its file system is mounted and its server is up: ls the folder; or use another "
             "paths.runs_dir",
         )  # fmt: skip
+    if "home" in facts:
+        yield from _home(facts["home"])
     if "write" not in facts:
         return
     yield _writable(runs_dir, facts)
@@ -66,7 +75,7 @@ def folder_findings(runs_dir: Path, purge_days: int | None) -> Iterator[Finding]
 
 
 def _probe(runs_dir: Path, purge_days: int | None) -> tuple[list[dict[str, Any]], str | None]:
-    """Return the probe's steps, and what it was doing when it went silent; None if it came to its end.
+    """Return the probe's steps, and the step during which it went silent; None if it finished.
 
     A probe that only waits for a processor is given time; one that sleeps in a call of the file system is killed.
     """
@@ -147,6 +156,8 @@ def _writable(runs_dir: Path, facts: Mapping[str, Mapping[str, Any]]) -> Finding
     fixes = {
         errno.ENOSPC: "delete what you do not need there (du -sh *), or use another paths.runs_dir",
         errno.EDQUOT: "delete what you do not need there (quota -s, lfs quota), or ask the site for more",
+        errno.ENOENT: "look where that link leads (ls -l), and whether its file system is mounted; or use another "
+        "folder: export HPC_TRAINER_RUNS=FOLDER",
         errno.EROFS: "use a folder that is mounted for writing: export HPC_TRAINER_RUNS=FOLDER",
     }
     return broken(
@@ -158,7 +169,7 @@ def _writable(runs_dir: Path, facts: Mapping[str, Mapping[str, Any]]) -> Finding
 
 def _trusted(trust: Mapping[str, Any]) -> Finding:
     if trust["problem"] is None:
-        return ok("permissions", "nobody else can replace your sweeps")
+        return ok("permissions", "no other user can replace your sweeps")
     return broken(
         "permissions", str(trust["problem"]),
         why="specs and code in the folder run as you, so hpc-trainer refuses such a folder",
@@ -197,10 +208,7 @@ def _clock(skew_s: float) -> Finding:
 
 
 def _room(runs_dir: Path, measured: Mapping[str, Any], present: str) -> Finding:
-    quota = QuotaWatch(Path(present)).answer(_QUOTA_TIMEOUT_S)
-    room = Room(_least(measured["num_bytes"], quota.num_bytes), _least(measured["num_files"], quota.num_files))
-    limited = " (quota)" if (room.num_bytes, room.num_files) != (measured["num_bytes"], measured["num_files"]) else ""
-    remaining = f"{_gigabytes(room.num_bytes)} and {_count(room.num_files)} files{limited}"
+    room, remaining = _remaining(Path(present), measured)
     low = _is_below(room, _LEAST_BYTES, _LEAST_FILES)
     if not low:
         return ok("room", f"{remaining} left")
@@ -210,6 +218,37 @@ def _room(runs_dir: Path, measured: Mapping[str, Any], present: str) -> Finding:
         why="a save that finds no room ends an attempt, and a run has some 20 files and its checkpoints",
         fix="delete what you do not need there, keep fewer checkpoints (checkpoint.keep_last=1), or use another "
         "paths.runs_dir",
+    )  # fmt: skip
+
+
+def _remaining(folder: Path, measured: Mapping[str, Any]) -> tuple[Room, str]:
+    """Return the room in a folder by its file system and the user's quota, and the same as text."""
+    quota = QuotaWatch(folder).answer(_QUOTA_TIMEOUT_S)
+    room = Room(_least(measured["num_bytes"], quota.num_bytes), _least(measured["num_files"], quota.num_files))
+    limited = " (quota)" if (room.num_bytes, room.num_files) != (measured["num_bytes"], measured["num_files"]) else ""
+    return room, f"{_gigabytes(room.num_bytes)} and {_count(room.num_files)} files{limited}"
+
+
+def _home(home: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield the finding about the home directory; none if it shares the disk of the sweeps, whose room is told."""
+    if not home["exists"]:
+        yield warning(
+            "home", f"your home directory {home['folder']} does not exist",
+            why="your own settings (~/.config/hpc_trainer) are not found, and caches of other packages cannot be made",
+            fix="ask the site; or export HOME=FOLDER, a folder of yours that the nodes have too",
+        )  # fmt: skip
+        return
+    if home["is_same"]:
+        return
+    room, remaining = _remaining(Path(home["folder"]), home)
+    if not _is_below(room, _NEEDED_BYTES, _NEEDED_FILES):
+        yield ok("home", f"{remaining} left in {home['folder']}")
+        return
+    yield warning(
+        "home", f"only {remaining} are left in your home directory {home['folder']}",
+        why="Hugging Face, torch and Triton keep caches there, and what hardware check --run measured is kept there",
+        fix="du -sh ~/.[a-z]* ~/*, and delete what you do not need; or move caches: export HF_HOME=FOLDER "
+        "XDG_CACHE_HOME=FOLDER",
     )  # fmt: skip
 
 
@@ -241,7 +280,9 @@ _LOCKS = "hpc_trainer takes no locks there; SQLite, filelock, the caches of Hugg
 
 
 def _promises(promises: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
-    """Yield what the file system does not keep; a refused `link` does no harm if `O_EXCL` can take its place."""
+    """Yield a finding for each promise that the file system breaks; a refused `link` does no harm if `O_EXCL` works."""
+    # Where nothing can be written, nothing was tried: other lines name the full disk.
+    promises = {name: step for name, step in promises.items() if step["detail"] not in ("ENOSPC", "EDQUOT")}
     failed = {name: step for name, step in promises.items() if step["result"] != "kept"}
     if promises.get("O_EXCL", {}).get("result") == "kept" and failed.get("link", {}).get("result") == "refused":
         del failed["link"]
@@ -268,7 +309,7 @@ def _purge(sweep: Mapping[str, Any]) -> Finding:
     return report(
         "purge", f"the site may delete {sweep['path']} {when} (unused for {sweep['unused_days']:.0f} of "
         f"{sweep['purge_days']} days), and {sweep['unfinished']} runs of sweep {sweep['sweep']} are not done",
-        why="without its specs, code and checkpoints a run cannot go on",
-        fix=f"let the runs go on (hpc-trainer retry {sweep['sweep']}), or copy the sweep's folder to storage that is "
+        why="without its specs, code and checkpoints a run cannot continue",
+        fix=f"continue the runs (hpc-trainer retry {sweep['sweep']}), or copy the sweep's folder to storage that is "
         "not purged",
     )  # fmt: skip

@@ -38,7 +38,24 @@ KEPT, REFUSED, NOT_KEPT = "kept", "refused", "not kept"
 """Results of a promise: it held; the file system refuses the call; the call succeeds and the promise is broken."""
 
 
+HOME = "home begins"
+"""Step before the home directory is touched."""
+
+
 def main(folder: Path, purge_days: int | None) -> None:
+    """Take all steps in the folder, then look at the home directory."""
+    _look_at_folder(folder, purge_days)
+    home = Path.home()
+    _say(HOME)
+    if not home.is_dir():
+        _say("home", folder=str(home), exists=False)
+        return
+    room = free_room(home)
+    is_same = home.stat().st_dev == _nearest(folder.absolute()).lstat().st_dev
+    _say("home", folder=str(home), exists=True, is_same=is_same, num_bytes=room.num_bytes, num_files=room.num_files)
+
+
+def _look_at_folder(folder: Path, purge_days: int | None) -> None:
     """Take all steps in the folder, or in the nearest folder above that exists; remove what was made."""
     mount = mount_of(folder)
     age = cache_age_s(folder)
@@ -288,7 +305,7 @@ _PROMISES: dict[str, Callable[[Path], str | None]] = {
 
 
 def _purged_next(folder: Path, purge_days: int | None) -> Iterator[dict[str, Any]]:
-    """Yield, of each sweep with unfinished runs, the file that nobody has used for longest."""
+    """Yield, for each sweep with unfinished runs, the file that was unused for the longest time."""
     from hpc_trainer.operate.find import list_sweeps
     from hpc_trainer.record.status import known_by_files
 
@@ -324,7 +341,7 @@ def _names(folder: Path) -> set[str]:
 
 
 def _files_of_sweep(folder: Path) -> Iterator[Path]:
-    """Yield the files of a sweep without which none of its runs can go on: specs, submissions, frozen code."""
+    """Yield the files of a sweep without which none of its runs can continue: specs, submissions, frozen code."""
     for place in (folder, folder / "submissions", folder / "code"):
         yield from (path for path in place.glob("*") if path.is_file())
 

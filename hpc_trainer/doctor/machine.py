@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from hpc_trainer.config.compose.own_files import own_defaults
 from hpc_trainer.doctor.findings import Finding, broken, ok, warning
+from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.runtime.machine import driver
 
 _OURS = "hpc_trainer"
@@ -31,6 +33,7 @@ _NEWEST_PYTHON = (3, 13)
 def machine_findings() -> Iterator[Finding]:
     """Yield the findings about this machine."""
     yield _python()
+    yield from _settings()
     yield from _packages()
     yield from _torch()
     yield _plugins()
@@ -50,11 +53,22 @@ def _python() -> Finding:
     return ok("python", f"Python {version}, {sys.executable}")
 
 
+def _settings() -> Iterator[Finding]:
+    """Yield a finding if the user's own file, or the project's file, cannot be used."""
+    try:
+        own_defaults()
+    except HpcTrainerError as error:
+        yield broken(
+            "settings", " ".join(str(error).split()), why="every command that makes a plan ends with this error",
+            fix="correct the file, or rename it to try without it",
+        )  # fmt: skip
+
+
 # --- packages ---
 
 _WHY = {
     "hydra-core": "before 1.3.6 a configuration can run any code, and 1.4 changes how launchers are called",
-    "omegaconf": "with omegaconf 2.4 pip falls back to hydra-core 1.3.0 of 2022 without a word",
+    "omegaconf": "with omegaconf 2.4 pip falls back to hydra-core 1.3.0 of 2022 without a warning",
     "torch": "checkpoints and parallelism use what older releases lack",
 }
 _IMPOSTORS = {

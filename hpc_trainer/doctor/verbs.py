@@ -38,9 +38,16 @@ def doctor(
 ) -> None:
     """Check Python, Slurm and the folder of sweeps: what is wrong, why it matters, and how to fix it."""
     from hpc_trainer.doctor.findings import Status
+    from hpc_trainer.errors import HpcTrainerError
     from hpc_trainer.operate.find import configured_runs_dir
+    from hpc_trainer.record.layout import default_runs_dir
 
-    report = examine(configured_runs_dir(runs_dir), purge_days)
+    Path.cwd()  # nothing can be checked from a folder that was removed
+    try:
+        folder = configured_runs_dir(runs_dir)
+    except HpcTrainerError:  # of the user's settings: one of the findings
+        folder = default_runs_dir()
+    report = examine(folder, purge_days)
     if as_json:
         from hpc_trainer.cli.common import print_json
 
@@ -112,8 +119,7 @@ def _record(finding: Finding) -> dict[str, str]:
 
 
 def _print(report: Report) -> None:
-    from hpc_trainer.cli.common import say
-    from hpc_trainer.cli.terminal import as_typed
+    from hpc_trainer.cli.common import as_typed, say
     from hpc_trainer.doctor.findings import Status
 
     colours = {Status.ok: "green", Status.warning: "yellow", Status.broken: "red"}

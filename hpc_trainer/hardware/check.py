@@ -17,8 +17,8 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.hardware.profiles import read_cluster, read_profiles, site_of
 from hpc_trainer.record.reading import read_json
 from hpc_trainer.slurm.inventory import OUT_OF_SERVICE
-from hpc_trainer.slurm.limits import Limits, find_shape_problems, longest_limit, mem_mb_per_node
-from hpc_trainer.slurm.shape import Shape, shape_of
+from hpc_trainer.slurm.limits import Limits
+from hpc_trainer.slurm.shape import Shape, find_shape_problems, longest_limit, mem_mb_per_node, shape_of
 
 OK, WRONG, NOTE = "ok", "wrong", "note"
 _GENERIC_CLUSTERS = ("slurm", "local", "testbed")
@@ -48,14 +48,14 @@ def compose_profiles(
     """
     with Composer(config_dirs) as composer:
         given = [[f"hardware={name}", *overrides] for name in names]
-        return [composer.compose([*default_overrides(words), *words]) for words in given]
+        return [composer.compose([*default_overrides(overrides), *overrides]) for overrides in given]
 
 
 # --- the profile's lines ---
 
 
 def check_lines(config: TrainConfig, limits: Limits, name: str | None = None) -> list[Line]:
-    """Return the lines of a profile: what it asks, what the cluster has, and the fix if that does not fit.
+    """Return the lines of a profile: its figure, the cluster's figure, and the fix if they do not fit.
 
     Args:
         name: the profile as the user types it, if its file may name it otherwise.
@@ -143,7 +143,7 @@ def _name_line(config: TrainConfig, name: str, limits: Limits) -> Iterator[Line]
 
 
 def _facts(hardware: HardwareConfig, shape: Shape, limits: Limits) -> Iterator[tuple[str, str, str]]:
-    """Yield (key, what the profile asks, what the cluster has)."""
+    """Yield (key, value in the profile, value on the cluster)."""
     partition = limits.partition_of((shape.partition or "").split(",")[0] or None)
     listed = ", ".join(limits.partitions)
     if partition is None:
@@ -182,12 +182,12 @@ def _facts(hardware: HardwareConfig, shape: Shape, limits: Limits) -> Iterator[t
         yield "memory", asked, "unknown" if largest <= 1 else f"{largest / 1024:.4g} GB a node"
         yield "num_nodes", str(shape.num_nodes), f"{sum(group.num_nodes for group in nodes)} in the partition"
     limit = longest_limit(shape, limits)
-    told = "no limit" if limit is None else f"{limit[0]} min, the {limit[1]}"
-    yield "time_limit_min", f"{hardware.time_limit_min} min", told
+    limit_text = "no limit" if limit is None else f"{limit[0]} min, the {limit[1]}"
+    yield "time_limit_min", f"{hardware.time_limit_min} min", limit_text
 
 
 def _notes(config: TrainConfig, shape: Shape, limits: Limits) -> Iterator[Line]:
-    """Yield what no rule of Slurm refuses: a partition that is closed, nodes out of service, GPUs of any type."""
+    """Yield notes on problems that no rule reports: a closed partition, nodes out of service, GPUs of any type."""
     partition = limits.partition_of((shape.partition or "").split(",")[0] or None)
     if partition is None:
         return
@@ -309,12 +309,12 @@ class Measured:
         """Return the document that is printed and kept."""
         reduce = {
             scope: {
-                "ranks": max(own["ranks"] for own in found),
-                "latency_s": max(own["latency_s"] for own in found),
-                "bus_bytes_per_s": min(own["bus_bps"] for own in found),
+                "ranks": max(own["ranks"] for own in reductions),
+                "latency_s": max(own["latency_s"] for own in reductions),
+                "bus_bytes_per_s": min(own["bus_bps"] for own in reductions),
             }
             for scope in ("node", "across", "all")
-            if (found := [rank[f"reduce_{scope}"] for rank in self.ranks if f"reduce_{scope}" in rank])
+            if (reductions := [rank[f"reduce_{scope}"] for rank in self.ranks if f"reduce_{scope}" in rank])
         }
         writes = [rank["write_bps"] for rank in self.ranks if rank.get("write_bps") is not None]
         internet = [rank["internet"] for rank in self.ranks if "internet" in rank]
@@ -348,7 +348,7 @@ _CLOCK_S = 2.0
 
 
 def measured_lines(measured: Measured, shape: Shape, *, is_gpu: bool) -> Iterator[Line]:
-    """Yield the lines of what was measured, with the fix for what is wrong."""
+    """Yield a line for each measured figure, with the fix if the figure is bad."""
     whole = sum(bool(rank.get("is_whole")) for rank in measured.ranks)
     yield Line(
         key="ranks", asked=f"{measured.world_size}", cluster=f"{whole} ended", fix="" if whole == measured.world_size
@@ -412,8 +412,8 @@ def _cpu_line(by_node: Mapping[str, Sequence[Mapping[str, Any]]], shape: Shape) 
         for index, one in enumerate(ranks)
         for other in ranks[:index]
     )
-    told = f"{few} to {max(counts, default=0)}" + (", shared between ranks" if shared else "")
-    line = Line(key="CPUs", asked=f"{shape.cpus_per_task} each, bound", cluster=told, verdict=OK)
+    counts_text = f"{few} to {max(counts, default=0)}" + (", shared between ranks" if shared else "")
+    line = Line(key="CPUs", asked=f"{shape.cpus_per_task} each, bound", cluster=counts_text, verdict=OK)
     if few < shape.cpus_per_task and not shared:
         fix = "Ranks have fewer CPUs than the profile asks. Look at cluster.srun_args (--cpu-bind, --cpus-per-task)."
         return dataclasses.replace(line, verdict=WRONG, fix=fix)

@@ -1,4 +1,4 @@
-"""`hardware discover`: a cluster file and hardware files of the cluster at hand, made of what its Slurm answers.
+"""`hardware discover`: a cluster file and hardware files of the cluster at hand, made from Slurm's answers.
 
 No file holds an account: files of a repository are shared, and accounts belong to users.
 """
@@ -18,8 +18,8 @@ from hpc_trainer.errors import ConfigError, SlurmError, did_you_mean
 from hpc_trainer.hardware.site_files import Proposal
 from hpc_trainer.slurm.inventory import OUT_OF_SERVICE, read_inventory
 from hpc_trainer.slurm.jobs import OFF
-from hpc_trainer.slurm.limits import Limits, NodeGroup, Partition, find_shape_problems, longest_limit
-from hpc_trainer.slurm.shape import Shape, resources
+from hpc_trainer.slurm.limits import Limits, NodeGroup, Partition
+from hpc_trainer.slurm.shape import Shape, find_shape_problems, longest_limit, resources
 
 # A run that needs longer comes back by itself, and a short job starts earlier in the gaps of the queue.
 _LONGEST_MIN = 1440
@@ -33,7 +33,7 @@ _UNTYPED = "gpu"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Answers to what only the user can decide; None: no answer was given."""
+    """Decisions that only the user can make; None: no answer was given."""
 
     partitions: tuple[str, ...] = ()
     account: str | None = None
@@ -42,7 +42,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discovery:
-    """All that was found: files to write, partitions without a file, and facts for the screen."""
+    """Result of a discovery: files to write, partitions without a file, and facts for the screen."""
 
     limits: Limits
     cluster: Proposal
@@ -76,12 +76,12 @@ def discover(limits: Limits, choice: Choice, *, day: str, machine: str, groups: 
         if choice.partitions and partition.name not in choice.partitions:
             continue
         access = access_to(partition, limits, choice, groups)
-        found = [] if access.refusal else list(_proposals(_Place(limits=limits, access=access, day=day)))
-        if not found:
+        proposals = [] if access.refusal else list(_proposals(_Place(limits=limits, access=access, day=day)))
+        if not proposals:
             skipped[partition.name] = access.refusal or "no shape of its nodes fits the limits of the partition"
         else:
             described.append(partition)
-        hardware += found
+        hardware += proposals
     if not hardware:
         listed = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
         raise ConfigError(f"no partition can be described. {listed}")
@@ -101,7 +101,7 @@ def smallest_here() -> tuple[dict[str, Any], str] | None:
     """
     try:
         limits = read_inventory()
-        found = discover(
+        discovery = discover(
             limits, Choice(), day=time.strftime("%Y-%m-%d"), machine=platform.machine(), groups=user_groups()
         )  # fmt: skip
     except (SlurmError, ConfigError):
@@ -117,7 +117,7 @@ def smallest_here() -> tuple[dict[str, Any], str] | None:
         is_default = default is not None and partition == default.name
         return gpus == 0, not is_default, -sum(group.num_nodes for group in nodes), ranks
 
-    values = dict(min(found.hardware, key=rank).values)
+    values = dict(min(discovery.hardware, key=rank).values)
     return values, f"partition {values['partition']} of cluster {limits.cluster}"
 
 
@@ -191,7 +191,7 @@ def access_to(partition: Partition, limits: Limits, choice: Choice, groups: froz
 
 
 def _closed(partition: Partition, limits: Limits, groups: frozenset[str]) -> str | None:
-    """Return the reason why a partition takes no job of the user, whatever the account; None if it may."""
+    """Return the reason why a partition takes no job of the user under any account; None if it takes them."""
     if partition.state != "UP":
         return f"its state is {partition.state}"
     if partition.is_for_root:
@@ -307,7 +307,7 @@ def _file_name(text: str) -> str:
 
 
 def _gpu_shape(partition: Partition, kind: str, num_gpus: int, groups: Sequence[NodeGroup]) -> dict[str, Any]:
-    """Return the keys of a shape with the share of each GPU: all GPUs of a node can be used at once."""
+    """Return the keys of a shape whose GPUs have equal shares of a node, so that jobs can use all its GPUs at once."""
     cpus = min(_cpus(group, partition) // sum(group.gpus.values()) for group in groups)
     threads = max(group.threads_per_core for group in groups)
     cpus = max(1, cpus - (cpus % threads if cpus > threads else 0))  # Slurm allocates whole cores
@@ -436,10 +436,10 @@ def _many(groups: Sequence[NodeGroup]) -> str:
     for group in groups:
         gpus = "".join(f"{kind}:{count}, " for kind, count in group.gpus.items())
         memory = "unknown memory" if group.memory_mb <= 1 else f"{group.memory_mb / 1024:.4g} GB"
-        words = f"{gpus}{group.cpus} CPUs, {memory}"
-        kinds[words] = kinds.get(words, 0) + group.num_nodes
+        description = f"{gpus}{group.cpus} CPUs, {memory}"
+        kinds[description] = kinds.get(description, 0) + group.num_nodes
     most = sorted(kinds.items(), key=lambda item: -item[1])
-    listed = "; ".join(f"{_counted(count, 'node')} with {words}" for words, count in most[:3])
+    listed = "; ".join(f"{_counted(count, 'node')} with {description}" for description, count in most[:3])
     return listed + (f"; {len(most) - 3} more kinds" if len(most) > 3 else "")
 
 

@@ -15,10 +15,9 @@ from urllib.parse import urlsplit
 
 import typer
 
-from hpc_trainer.cli.common import ended_by_signals, print_json, print_next, print_table, say, short_number
+from hpc_trainer.cli.common import as_typed, ended_by_signals, print_json, print_next, print_table, say, short_number
 from hpc_trainer.cli.grid_verbs import freeze_given
 from hpc_trainer.cli.options import Given, tell_notes
-from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.config.compose.overrides import override_value
 from hpc_trainer.config.compose.own_files import read_project
 from hpc_trainer.errors import ConfigError, ExitCode, RunStateError
@@ -48,7 +47,7 @@ from hpc_trainer.hardware.rank_probe import clock_against_server, filesystem_of
 from hpc_trainer.hardware.site_files import Proposal, Written, write_files
 from hpc_trainer.launch.freeze import Grid
 from hpc_trainer.launch.grids import submit_grid
-from hpc_trainer.operate.cancel import cancel_runs
+from hpc_trainer.operate.control import cancel_runs
 from hpc_trainer.record.measured import write_measured
 from hpc_trainer.record.status import read_status
 from hpc_trainer.slurm.inventory import read_inventory
@@ -68,23 +67,23 @@ def run_discover(
     check_choice(limits, choice)
     if sys.stdin.isatty() and sys.stdout.isatty() and not as_json:
         choice = _ask(limits, choice)
-    found = discover(
+    discovery = discover(
         limits, choice, day=time.strftime("%Y-%m-%d"), machine=platform.machine(), groups=user_groups()
     )  # fmt: skip
-    shipped = find_shipped(limits, [file.values for file in found.hardware])
-    files = write_files(output, found.files, force=force, dry_run=dry_run)
+    shipped = find_shipped(limits, [file.values for file in discovery.hardware])
+    files = write_files(output, discovery.files, force=force, dry_run=dry_run)
     if as_json:
-        print_json({**_discovery_json(found, choice, files, dry_run=dry_run), "shipped": _shipped_json(shipped)})
+        print_json({**_discovery_json(discovery, choice, files, dry_run=dry_run), "shipped": _shipped_json(shipped)})
     else:
-        _print_discovery(found, choice, files, output, dry_run=dry_run)
+        _print_discovery(discovery, choice, files, output, dry_run=dry_run)
         _print_shipped(shipped)
-        _print_outcome(found, files, output, dry_run=dry_run)
+        _print_outcome(discovery, files, output, dry_run=dry_run)
     if any(file.action == "differs" for file in files):
         sys.exit(ExitCode.FAILED)
 
 
 def _ask(limits: Limits, choice: Choice) -> Choice:
-    """Ask on the terminal what the flags leave open and where there is more than one answer."""
+    """Ask on the terminal for each choice that no flag makes and that has more than one legal answer."""
     groups = user_groups()
     names = [
         partition.name
@@ -117,8 +116,8 @@ def _ask(limits: Limits, choice: Choice) -> Choice:
 
 
 def _words(text: str) -> tuple[str, ...]:
-    words = tuple(word.strip() for word in text.split(",") if word.strip())
-    return () if words == ("all",) else words
+    names = tuple(word.strip() for word in text.split(",") if word.strip())
+    return () if names == ("all",) else names
 
 
 def _answer(question: str, default: str, limits: Limits, as_choice: Callable[[str], Choice]) -> str:
@@ -285,8 +284,9 @@ def run_check(
         measured = list(measured_lines(found, shape, is_gpu=config.hardware.device_type == "cuda"))
         day = time.strftime("%Y-%m-%d")
         problems = {line.key: f"{line.cluster}. {line.fix}".rstrip(".") for line in measured if line.verdict != OK}
-        figures = {"cluster": limits.cluster, "hardware": name, "day": day, **found.to_json(), "problems": problems}
-        kept = write_measured(str(limits.cluster), name, figures)
+        own = config.hardware.name  # plan and advise look for this name, whatever the file is called
+        figures = {"cluster": limits.cluster, "hardware": own, "day": day, **found.to_json(), "problems": problems}
+        kept = write_measured(str(limits.cluster), own, figures)
         if not as_json:
             _print_measured(figures, measured, kept)
     all_lines = [*lines, *measured]
@@ -318,7 +318,7 @@ def _print_lines(lines: Sequence[Line]) -> None:
 def _probe_grid(overrides: Sequence[str], given: Given, device: str, *, internet: bool) -> Grid:
     """Return the one run that measures: the profile's shape, its cluster's set-up, and our script as the program."""
     script = Path(__file__).with_name("rank_probe.py")
-    words = [
+    arguments = [
         "python",
         shlex.quote(str(script)),
         "--folder",
@@ -327,9 +327,9 @@ def _probe_grid(overrides: Sequence[str], given: Given, device: str, *, internet
         "cuda" if device == "cuda" else "cpu",
     ]
     if internet:
-        words += ["--internet", package_index()]
+        arguments += ["--internet", package_index()]
     forced = [
-        f"train.command={override_value(' '.join(words))}", "train.command_env=torchrun",
+        f"train.command={override_value(' '.join(arguments))}", "train.command_env=torchrun",
         f"hardware.time_limit_min={_LIMIT_MIN}", "hardware.launcher=srun", f"sweep_name={_SWEEP}",
     ]  # fmt: skip
     kept = [word for word in overrides if not word.startswith(("hardware.time_limit_min=", "sweep_name="))]
@@ -394,10 +394,10 @@ def _print_measured(figures: dict[str, Any], lines: Sequence[Line], kept: Path) 
     where = {"node": "within a node", "across": "one rank of each node", "all": "all ranks"}
     rows = [
         [
-            where[scope], str(found["ranks"]), f"{found['latency_s'] * 1e6:.0f} µs",
-            f"{short_number(found['bus_bytes_per_s'])}B/s",
+            where[scope], str(figures_of_scope["ranks"]), f"{figures_of_scope['latency_s'] * 1e6:.0f} µs",
+            f"{short_number(figures_of_scope['bus_bytes_per_s'])}B/s",
         ]
-        for scope, found in figures["all_reduce"].items()
+        for scope, figures_of_scope in figures["all_reduce"].items()
     ]  # fmt: skip
     if rows:
         print()
@@ -413,10 +413,10 @@ def _print_measured(figures: dict[str, Any], lines: Sequence[Line], kept: Path) 
 
 def _ranges(numbers: Sequence[int]) -> str:
     """Return numbers as ranges: `0-3,8`."""
-    words, start = list[str](), None
+    figures, start = list[str](), None
     for index, number in enumerate(numbers):
         start = number if start is None else start
         if index + 1 == len(numbers) or numbers[index + 1] != number + 1:
-            words.append(str(start) if start == number else f"{start}-{number}")
+            figures.append(str(start) if start == number else f"{start}-{number}")
             start = None
-    return ",".join(words) or "-"
+    return ",".join(figures) or "-"

@@ -74,7 +74,7 @@ def pack_environment(
         tries: unpack the archive once, and run its Python.
 
     Raises:
-        ConfigError: the folder is no environment, or the archive's name is not right.
+        ConfigError: the folder is not an environment, or the archive's name is not valid.
         HpcTrainerError: the archive cannot be written, or its copy does not run apart from the folder.
     """
     source, kind = find_environment(folder)
@@ -120,10 +120,10 @@ def find_environment(folder: Path) -> tuple[Path, str]:
             return candidate, "conda"
     if not place.is_dir():
         raise ConfigError(
-            f"{place} is no folder. Name that of a virtual environment or a conda environment{_near(place)}"
+            f"{place} is not a folder. Name that of a virtual environment or a conda environment{_near(place)}"
         )
     raise ConfigError(
-        f"{place} is no environment: it has no pyvenv.cfg (venv, uv) and no conda-meta (conda). Name its folder"
+        f"{place} is not an environment: it has no pyvenv.cfg (venv, uv) and no conda-meta (conda). Name its folder"
         f"{_near(place)}"
     )
 
@@ -278,13 +278,13 @@ def _moved_script(path: Path, source: Path) -> bytes | None:
 
 
 def _notes(source: Path) -> Iterator[str]:
-    """Yield what stays outside the archive although the environment uses it."""
+    """Yield a note for each part of the environment that the archive leaves out."""
     editable = sorted(_editable(source))
     if editable:
         listed = ", ".join(f"{name} ({place})" for name, place in editable[:_SHOWN])
         yield (
-            f"{len(editable)} editable install(s) are not in the archive, and ranks import them from where they lie: "
-            f"{listed}. Install them without -e; code of the current checkout is frozen anyway (snapshot)"
+            f"{len(editable)} editable install(s) are not in the archive, and ranks import them from their present "
+            f"folders: {listed}. Install them without -e; code of the current checkout is frozen anyway (snapshot)"
         )
     links = [path for path in _walk(source) if path.is_symlink() and _leads_out(path, source)]
     if links:
@@ -299,13 +299,13 @@ def _leads_out(path: Path, source: Path) -> bool:
 
 def _editable(source: Path) -> Iterator[tuple[str, str]]:
     """Yield (distribution, folder) of each editable install."""
-    for told in source.glob("lib/python*/site-packages/*.dist-info/direct_url.json"):
+    for record_file in source.glob("lib/python*/site-packages/*.dist-info/direct_url.json"):
         try:
-            found = json.loads(told.read_text())
+            record = json.loads(record_file.read_text())
         except (OSError, ValueError):
             continue
-        if isinstance(found, dict) and (found.get("dir_info") or {}).get("editable"):
-            yield told.parent.name.partition("-")[0], unquote(urlsplit(str(found.get("url"))).path)
+        if isinstance(record, dict) and (record.get("dir_info") or {}).get("editable"):
+            yield record_file.parent.name.partition("-")[0], unquote(urlsplit(str(record.get("url"))).path)
 
 
 # --- conda ---
@@ -318,8 +318,8 @@ def _run_conda_pack(source: Path, archive: Path) -> None:
             f"{source} is a conda environment, and conda-pack is not on PATH. Type: pip install conda-pack (or conda "
             "install -c conda-forge conda-pack)"
         )
-    words = [program, "--quiet", "--prefix", str(source), "--output", str(archive), "--format", "tar", "--force"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    arguments = [program, "--quiet", "--prefix", str(source), "--output", str(archive), "--format", "tar", "--force"]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
     if done.returncode or not archive.is_file():
         raise HpcTrainerError(f"conda-pack failed ({done.returncode}): {(done.stderr or done.stdout).strip()}")
 
@@ -329,8 +329,8 @@ def _digest_of(archive: Path) -> tuple[str, int]:
     digest, count = hashlib.sha256(), 0
     with tarfile.open(archive) as tar:
         for member in tar:
-            told = f"{member.name}\0{member.mode}\0{member.linkname}\0{member.size}\0"
-            digest.update(told.encode(errors="surrogateescape"))
+            description = f"{member.name}\0{member.mode}\0{member.linkname}\0{member.size}\0"
+            digest.update(description.encode(errors="surrogateescape"))
             count += not member.isdir()
             file = tar.extractfile(member) if member.isreg() else None
             while file is not None and (data := file.read(1 << 20)):
@@ -395,8 +395,8 @@ def _outside(seen: dict[str, Any]) -> Iterator[tuple[str, str, int]]:
         folder = str(Path(*parts[: end + 1]))
         counts[folder] = counts.get(folder, 0) + 1
     for folder, count in sorted(counts.items()):
-        found = mount_of(folder)
-        yield folder, "unknown" if found is None else found[1], count
+        mount = mount_of(folder)
+        yield folder, "unknown" if mount is None else mount[1], count
 
 
 def is_shared(kind: str) -> bool:

@@ -15,7 +15,8 @@ from typing import Any
 
 import yaml
 
-from hpc_trainer.config.compose.completion import choices_in, conf_dir
+from hpc_trainer.config.compose.completion import choices_in
+from hpc_trainer.config.compose.own_files import conf_dir
 from hpc_trainer.config.schema.cluster import ClusterConfig, HardwareConfig
 from hpc_trainer.errors import ConfigError, did_you_mean
 

@@ -30,13 +30,13 @@ def main() -> None:
     options = _options()
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    found: dict[str, Any] = {"rank": rank, "world_size": world_size, "local_rank": local_rank}
+    record: dict[str, Any] = {"rank": rank, "world_size": world_size, "local_rank": local_rank}
     path = options.folder / f"rank-{rank}.json"
 
     def keep(**more: Any) -> None:
-        found.update(more)
+        record.update(more)
         partial = path.with_suffix(".part")
-        partial.write_text(json.dumps(found))
+        partial.write_text(json.dumps(record))
         partial.replace(path)
 
     keep(**place())
@@ -50,7 +50,7 @@ def main() -> None:
     if options.device == "cuda":
         keep(**gpu(torch, local_rank))
     if world_size > 1:
-        _links(torch, options, found, keep)
+        _links(torch, options, record, keep)
     if is_first_of_node:
         keep(write_bps=write_speed(options.folder / f".write-{rank}", options.write_mb << 20))
     keep(is_whole=True)
@@ -90,7 +90,7 @@ def _numa_nodes() -> dict[int, set[int]]:
 
 
 def gpu(torch: Any, local_rank: int) -> dict[str, Any]:
-    """Return what this rank's GPU is; `gpu_problem` says why there is none."""
+    """Return facts about this rank's GPU; without one, `gpu_problem` has the reason."""
     count = torch.cuda.device_count()
     if not count:
         return {"gpu_problem": f"torch {torch.__version__} sees no GPU", "num_gpus": 0}
@@ -157,7 +157,7 @@ def can_connect(address: str) -> bool:
 
 
 def write_speed(path: Path, most: int) -> float | None:
-    """Return the rate at which a file is written and synced: at most `most` bytes, at most ten seconds."""
+    """Return the bytes a second of writing and syncing up to `most` bytes in ten seconds; None after an error."""
     piece, written = os.urandom(_WRITE_PIECE), 0
     try:
         began = time.monotonic()

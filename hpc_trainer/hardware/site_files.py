@@ -1,4 +1,4 @@
-"""Files of `hardware discover`: their text, and what is written if a file of that name is there already."""
+"""Files of `hardware discover`: their text, and the rule for a file that exists already."""
 
 from __future__ import annotations
 

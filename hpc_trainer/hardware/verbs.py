@@ -16,15 +16,16 @@ if TYPE_CHECKING:
 
 verbs = typer.Typer()
 hardware = typer.Typer(
-    name="hardware", help="Hardware profiles: which there are, and what is known of each.", no_args_is_help=True,
-    rich_markup_mode=None,
+    name="hardware", help="Hardware profiles: list, show and check them, or write those of this cluster.",
+    no_args_is_help=True, rich_markup_mode=None,
 )  # fmt: skip
 verbs.add_typer(hardware)
 
 
 def _complete(incomplete: str) -> list[str]:
     """Return the profiles that begin with the typed text."""
-    from hpc_trainer.config.compose.completion import choices_in, conf_dir
+    from hpc_trainer.config.compose.completion import choices_in
+    from hpc_trainer.config.compose.own_files import conf_dir
 
     return [name for name in choices_in("hardware", [conf_dir()]) if name.startswith(incomplete)]
 
@@ -32,7 +33,7 @@ def _complete(incomplete: str) -> list[str]:
 @hardware.command("list", cls=Verb)
 def list_profiles(
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[WORD...]", help="Only profiles that have all of these words.")
+        list[str] | None, typer.Argument(metavar="[WORD...]", help="Only profiles that match all of these words.")
     ] = None,
     config_dir: ConfigDir = None,
     as_json: Json = False,
@@ -135,7 +136,7 @@ def check(
     config_dir: ConfigDir = None,
     as_json: Json = False,
 ) -> None:
-    """Compare a profile with the cluster that answers here, line by line, with the fix of what is wrong."""
+    """Compare a profile with the cluster that answers here, line by line, with a fix for each problem."""
     from hpc_trainer.hardware.live_verbs import run_check
 
     given = Given(overrides, config_dir, None)
@@ -273,9 +274,9 @@ def _script_lines(profile: Profile, config_dirs: Sequence[Path]) -> list[str]:
     from hpc_trainer.launch.plan import build_plan
     from hpc_trainer.launch.submit import array_script_of
 
-    words = [f"hardware={profile.name}", "sweep_name=shown", "train.command='true'", "snapshot=off"]
-    words += ["cluster=slurm"] if profile.cluster is None else []
-    plan = build_plan(freeze_grid(words, config_dirs=config_dirs))
+    overrides = [f"hardware={profile.name}", "sweep_name=shown", "train.command='true'", "snapshot=off"]
+    overrides += ["cluster=slurm"] if profile.cluster is None else []
+    plan = build_plan(freeze_grid(overrides, config_dirs=config_dirs))
     (array,) = plan.arrays
     script = array_script_of(plan, array).splitlines()
     options = [line for line in script if line.startswith("#SBATCH --")]

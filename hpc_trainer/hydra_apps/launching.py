@@ -138,7 +138,7 @@ def _submit(batch: _Batch, name: str, keys: Mapping[str, Any]) -> tuple[Grid, li
 
 
 def _words(listed: ListConfig) -> list[str]:
-    """Return overrides as they were typed, with their interpolations."""
+    """Return overrides as the user typed them, with their interpolations."""
     overrides: Any = OmegaConf.to_container(listed, resolve=False)
     return [str(word) for word in overrides]
 
@@ -226,7 +226,7 @@ def _last_look(grid: Grid, run_ids: Sequence[str]) -> SweepStatus:
     try:
         *_, last = looks(grid.sweep, set(run_ids))
     except KeyboardInterrupt:
-        message = f"hpc_trainer: no longer waiting; the runs go on. See: hpc-trainer status {grid.sweep.name}"
+        message = f"hpc_trainer: no longer waiting; the runs continue. See: hpc-trainer status {grid.sweep.name}"
         raise CompactHydraException(message) from None
     return last
 

@@ -47,7 +47,9 @@ def tell_return(value: Any) -> None:
     try:
         json.dumps(plain, allow_nan=True)
     except (TypeError, ValueError):
-        log.warning(f"the task returned a {type(value).__name__}, which JSON cannot hold: it is no result.")
+        log.warning(
+            f"the task returned a {type(value).__name__}, which JSON cannot hold: it is not recorded as the result."
+        )
         return
     write_json(folder / RETURNED, {"value": plain})
     numbers = dict(_numbers(plain, ""))

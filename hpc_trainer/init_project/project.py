@@ -130,8 +130,8 @@ def as_yaml(values: Mapping[str, Any], comment: str) -> str:
 def hardware_here() -> tuple[dict[str, Any], str]:
     """Return the keys of a profile for the smallest run on this cluster, else for this machine, and their origin."""
     for profile_of in contributions("cluster_profile"):
-        if (found := profile_of()) is not None:
-            values, where = found
+        if (keys := profile_of()) is not None:
+            values, where = keys
             return {**values, "name": "here"}, f"The smallest run in {where} (scontrol, sinfo, sacctmgr)"
     gpus = len(devices())
     cores = int(cpu()["allowed"] or 1)

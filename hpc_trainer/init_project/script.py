@@ -1,6 +1,7 @@
 """Five steps that lead an existing training script to `main(config, run)`, each with the lines of the script.
 
-The script is parsed, and never run or imported. What is found is a hint: names are guessed from how they are used.
+The script is parsed, and never run or imported. Its results are hints, because names are guessed from how they are
+used.
 """
 
 from __future__ import annotations
@@ -106,11 +107,11 @@ def _as_it_is(source: Source) -> str:
     }
     if "main" in decorators and any(_imports(node, "hydra") for node in source.nodes):
         return f"hpc-trainer submit hardware=cpu_x1 --app {name}"
-    words = [f"python {name}"]
+    arguments = [f"python {name}"]
     for argument in source.arguments.values():
         if argument.is_required and argument.flag:
             place = argument.flag.lstrip("-").replace("-", "_").upper()
-            words.append(f"{argument.flag} {place}" if argument.flag.startswith("-") else place)
+            arguments.append(f"{argument.flag} {place}" if argument.flag.startswith("-") else place)
     subscripts = (node for node in source.nodes if isinstance(node, ast.Subscript))
     needs_variables = any(_rank_variable(node) in _RANK_VARIABLES for node in subscripts)
     more = " train.command_env=torchrun" if needs_variables else ""  # a program of one rank finds none of them else
@@ -121,12 +122,12 @@ def _as_it_is(source: Source) -> str:
     ]
     axis = next((key for key in usual if key in ("lr", "learning_rate")), usual[0] if usual else None)
     if axis is None:
-        return f"hpc-trainer submit --command '{' '.join(words)}'{more}"
+        return f"hpc-trainer submit --command '{' '.join(arguments)}'{more}"
     argument = source.arguments[axis]
     default = argument.default
     value = default if isinstance(default, (int, float, str)) and not isinstance(default, bool) else 1
-    words.append(f"{argument.flag} {{params.{axis}}}")
-    return f"hpc-trainer submit --command '{' '.join(words)}' params.{axis}={value}{more}"
+    arguments.append(f"{argument.flag} {{params.{axis}}}")
+    return f"hpc-trainer submit --command '{' '.join(arguments)}' params.{axis}={value}{more}"
 
 
 def _rank_variable(node: ast.AST) -> str:
@@ -281,7 +282,7 @@ def _loop(source: Source, names: list[str]) -> Step:
 
 def _end(source: Source) -> Step:
     places = [
-        *(_place(call, "run.log(step, {..}), at most some times a second") for call in source.calls("add_scalar")),
+        *(_place(call, "run.log(step, {..}), at most a few times a second") for call in source.calls("add_scalar")),
         *(_place(call, "remove: tracker=tensorboard") for call in source.calls("SummaryWriter")),
         *(
             _place(call, "run.log(step, {..}); tracker=wandb, tracker=mlflow or tracker=tensorboard")
@@ -291,7 +292,7 @@ def _end(source: Source) -> Step:
     ]
     places += [_place(node, "remove: hpc-trainer calls main(config, run)") for node in _main_guards(source)]
     return Step(
-        title="Log by run.log, and end by run.finish",
+        title="Log with run.log, and end with run.finish",
         places=_few(places),
         advice='after the loop: run.finish({"eval_accuracy": accuracy}); a main that ends otherwise is FAILED',
     )

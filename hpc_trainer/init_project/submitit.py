@@ -38,7 +38,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What became of a parameter, or of a call."""
+    """Translation of a parameter or a call, with the reason."""
 
     line: int | None
     theirs: str
@@ -98,12 +98,12 @@ def _keyword_parameters(source: Source, call: ast.Call) -> Iterator[Parameter]:
 
 
 def _set_later(source: Source, name: str) -> Iterator[Parameter]:
-    """Yield what a script adds to a dict of parameters: `parameters["mem_gb"] = 64`, `parameters.update(mem_gb=64)`."""
+    """Yield parameters that a script adds to a dict: `parameters["mem_gb"] = 64`, `parameters.update(mem_gb=64)`."""
     for node in source.nodes:
         call = node.value if isinstance(node, ast.Expr) else None
         if isinstance(call, ast.Call) and isinstance(node, ast.stmt) and ast.unparse(call.func) == f"{name}.update":
-            words = [*(ast.keyword(arg=None, value=given) for given in call.args), *call.keywords]
-            for parameter in _keyword_parameters(source, ast.Call(func=call.func, args=[], keywords=words)):
+            parameters = [*(ast.keyword(arg=None, value=given) for given in call.args), *call.keywords]
+            for parameter in _keyword_parameters(source, ast.Call(func=call.func, args=[], keywords=parameters)):
                 yield replace(parameter, condition=source.condition(node))
         target = node.targets[0] if isinstance(node, ast.Assign) else None
         if isinstance(node, ast.Assign) and isinstance(target, ast.Subscript) and ast.unparse(target.value) == name:
@@ -126,7 +126,7 @@ _CALLS = {
 
 
 def _calls(source: Source) -> Iterator[Row]:
-    """Yield what becomes of a script's other uses of submitit; each name once, at its first line."""
+    """Yield a row for each other use of submitit in a script; each name once, at its first line."""
     listed: set[str] = set()
     for call in source.calls(*_CALLS):
         name = ast.unparse(call.func)
@@ -258,7 +258,7 @@ _JOINT = (
 
 
 def _gpus_and_cores(named: dict[str, Parameter], result: Translation) -> None:
-    """Take the parameters that say together what a rank gets, and set one rank for each GPU."""
+    """Translate the parameters that together give a rank's GPUs and cores; set one rank for each GPU."""
     taken = {name: named.pop(name) for name in _JOINT if name in named and named[name].value is not None}
     computed = {name for name, parameter in taken.items() if isinstance(parameter.value, Computed)}
     unknown = {name: taken.pop(name) for name in computed}
@@ -272,7 +272,7 @@ def _gpus_and_cores(named: dict[str, Parameter], result: Translation) -> None:
             _untold(result, parameter, "hardware.cpus_per_gpu" if name == "cpus_per_task" and has_gpus else key)
     if has_gpus and "cpus_per_task" in taken and unknown.keys() - {"cpus_per_task", "cpus_per_gpu"}:
         parameter = taken.pop("cpus_per_task")
-        note = "of a task, and tasks or GPUs are computed there: set hardware.cpus_per_gpu yourself"
+        note = "cores of a task, and the script computes its tasks or GPUs: set hardware.cpus_per_gpu yourself"
         result.rows.append(Row(line=parameter.line, theirs=_shown(parameter), note=note))
     tasks = _whole(taken.get("ntasks_per_node") or taken.get("ntasks")) or 1
     if count and "gpus_per_task" in taken and "gpus_per_node" not in taken and "gres" not in taken:

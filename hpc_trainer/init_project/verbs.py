@@ -117,8 +117,7 @@ def _as_json(
 
 
 def _print_project(project: NewProject) -> None:
-    from hpc_trainer.cli.common import say
-    from hpc_trainer.cli.terminal import as_typed
+    from hpc_trainer.cli.common import as_typed, say
 
     say(f"Wrote {len(project.files)} files to {project.folder}: {', '.join(project.files)}")
     say(f"conf/hardware/here.yaml: {project.hardware[0].lower()}{project.hardware[1:]}. Check the figures.")
@@ -128,8 +127,7 @@ def _print_project(project: NewProject) -> None:
 
 
 def _print_reading(reading: Reading) -> None:
-    from hpc_trainer.cli.common import say
-    from hpc_trainer.cli.terminal import as_typed
+    from hpc_trainer.cli.common import as_typed, say
 
     say(as_typed(f"{reading.path} runs unchanged, and begins anew after each stop:\n    {reading.as_it_is}"))
     if reading.note:
@@ -149,8 +147,7 @@ def _print_reading(reading: Reading) -> None:
 
 
 def _print_translation(translation: Translation, origin: Path, *, is_written: bool) -> None:
-    from hpc_trainer.cli.common import print_table, say
-    from hpc_trainer.cli.terminal import as_typed
+    from hpc_trainer.cli.common import as_typed, print_table, say
 
     print_table(
         ("LINE", "THERE", "HERE", "NOTE"),

@@ -1,7 +1,7 @@
 """One job for sbatch: its resources, the arguments of its command, and the values that its script may contain.
 
 Each value is checked against a pattern (config/script_words.py), twice. Validation refuses a bad value that a user
-types. `problems` refuses a bad value from another source: a spec that somebody else wrote, or a sweep's folder that was
+types. `problems` refuses a bad value from another source: a spec that another user wrote, or a sweep's folder that was
 renamed. A value that passes is one word of a directive or a command, which sbatch and bash do not interpret further.
 """
 
@@ -211,7 +211,7 @@ def worker_command(
     Args:
         sweep_dir: folder of the sweep.
         which: `--array UUID`, or `--run RUN_ID` for a single run.
-        python: words before Python's own arguments: a program and its arguments, not shell.
+        python: command before Python's own arguments: a program and its arguments, not shell.
         archive: the frozen code to start from; None: the installed hpc_trainer.
         ranks_per_task: ranks that the task starts by torchrun, if more than one.
     """

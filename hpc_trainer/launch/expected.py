@@ -55,11 +55,11 @@ def find_expected(plan: SweepPlan, needs: Sequence[Need] = ()) -> list[Expected]
     Args:
         needs: answers of `plan --memory`, whose sizes come first.
     """
-    found: dict[str, Expected] = {}
+    by_hardware: dict[str, Expected] = {}
     speeds: Speeds | None = None
     runs_dir = plan.grid.sweep.folder.parent
     for array in plan.arrays:
-        if array.hardware in found or len(found) == _MOST:
+        if array.hardware in by_hardware or len(by_hardware) == _MOST:
             continue
         figures = read_figures(plan.cluster, array.hardware)
         if figures is not None:
@@ -67,8 +67,8 @@ def find_expected(plan: SweepPlan, needs: Sequence[Need] = ()) -> list[Expected]
             speeds = speeds or Speeds(runs_dir)
             own = [need for need in needs if need.run_id == spec.run_id and need.parts]
             need = next((need for need in own if need.hardware in (None, array.hardware)), None)
-            found[array.hardware] = _expected(spec, figures, need, speeds.of(spec), runs_dir)
-    return [*found.values()]
+            by_hardware[array.hardware] = _expected(spec, figures, need, speeds.of(spec), runs_dir)
+    return [*by_hardware.values()]
 
 
 def _expected(spec: RunSpec, figures: Figures, need: Need | None, speed: Speed | None, runs_dir: Path) -> Expected:
@@ -97,7 +97,7 @@ def _expected(spec: RunSpec, figures: Figures, need: Need | None, speed: Speed |
 def _sizes(
     spec: RunSpec, config: TrainConfig, need: Need | None, held: Mapping[str, float] | None
 ) -> tuple[float | None, float | None]:
-    """Return the number of weights that have gradients, and the bytes of a checkpoint; None for what is not known."""
+    """Return the number of weights that have gradients, and the bytes of a checkpoint; None for an unknown number."""
     weight_bytes = config.precision.format.weight_bytes
     if is_on_each_rank(config):
         if need is not None and need.parts.get("gradients"):
@@ -111,12 +111,12 @@ def _sizes(
 
 
 def _held(speed: Speed | None, runs_dir: Path) -> Mapping[str, float] | None:
-    """Return what a rank of an earlier run of this training held, in bytes by name; None if it is not known."""
+    """Return the memory of a rank in an earlier run of this training, in bytes by name; None if unknown."""
     if speed is None:
         return None
     sweep, _, run_id = speed.runs[0].partition("/")
-    told = read_json(SweepPaths(runs_dir / sweep).run(run_id).memory) or {}
-    held = {name: float(value) for name, value in told.items() if is_number(value)}
+    record = read_json(SweepPaths(runs_dir / sweep).run(run_id).memory) or {}
+    held = {name: float(value) for name, value in record.items() if is_number(value)}
     return held if held.get("gradients") and "weights" in held else None
 
 
@@ -146,15 +146,16 @@ def _save_line(
 ) -> Iterator[str]:
     if num_bytes is None or seconds is None:
         return
-    told = "" if every is None else f", each {every} steps (checkpoint.every_steps)"
+    interval = "" if every is None else f", each {every} steps (checkpoint.every_steps)"
     if between_s is not None:
-        told += f", which take {_time(between_s)}"
+        interval += f", which take {_time(between_s)}"
     rate = f"{_size(figures.write_bytes_per_s or 0.0)}/s a node"
     kind = f" on {figures.filesystem}" if figures.filesystem else ""
     slow = ""
     if between_s is not None and seconds > between_s:
         slow = ". Saves take longer than the steps between them: use checkpoint.every=auto"
-    yield f"a checkpoint of {_size(num_bytes)} takes about {_time(seconds)} to write{told}; measured {rate}{kind}{slow}"
+    written = f"a checkpoint of {_size(num_bytes)} takes about {_time(seconds)} to write{interval}"
+    yield f"{written}; measured {rate}{kind}{slow}"
 
 
 def _may_download(spec: RunSpec) -> bool:

@@ -47,7 +47,7 @@ def change_specs(specs: Sequence[RunSpec], changes: Sequence[str], *, may_differ
     """
     made: dict[str, TrainConfig] = {}
     changed, problems = dict[str, list[RunSpec]](), dict[str, None]()
-    for spec in (each for listed in specs for each in listed.on_each()):
+    for spec in (item for listed in specs for item in listed.on_each()):
         config = spec.typed()
         before = config.hardware
         key = repr([spec.config.get(name) for name in CHANGEABLE])
@@ -100,8 +100,8 @@ def _another_run(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     ]
     return (
         f"{', '.join(counts)} makes another run of it: other ranks, cores or devices may give other results. "
-        "hpc-trainer submit with it begins that one; with parallel.elastic=true or train.logical_ranks a run may go on "
-        "with other ranks."
+        "`hpc-trainer submit` with this override begins that run; with parallel.elastic=true or train.logical_ranks a "
+        "run may continue with other ranks."
     )
 
 
@@ -147,7 +147,7 @@ def extend_grid(grid: Grid) -> Grid:
     """Return the grid in which each run with a shorter twin begins at the twin's end; such a run gets its own id.
 
     Raises:
-        ConfigError: no run has a twin, or a run cannot go on from its twin.
+        ConfigError: no run has a twin, or a run cannot continue from its twin.
     """
     known = read_specs(grid.sweep)
     twins = {twin.run_id: twin for twin in find_twins(grid.sweep, grid.specs, known)}
@@ -158,17 +158,17 @@ def extend_grid(grid: Grid) -> Grid:
         raise ConfigError(
             "\n".join(
                 [
-                    f"{len(refused)} of these runs cannot go on where their shorter twins ended:",
+                    f"{len(refused)} of these runs cannot continue where their shorter twins ended:",
                     *lines,
                     *more,
-                    "Leave out --extend for straight runs. Or take checkpoint.resume_from, which goes on all the same.",
+                    "Leave out --extend for straight runs. Or take checkpoint.resume_from, which resumes all the same.",
                 ]
             )
         )
     if not twins:
         raise ConfigError(
-            f"no run of this grid is new and has a twin in the sweep {grid.sweep.name} that is done, of fewer "
-            "train.num_steps and else the same. Leave out --extend."
+            f"no new run of this grid has a shorter twin in the sweep {grid.sweep.name}: a complete run that differs "
+            "only in having fewer train.num_steps. Leave out --extend."
         )
     memo = Memo()
     specs = [_extended(spec, twins[spec.run_id], memo) if spec.run_id in twins else spec for spec in grid.specs]
@@ -203,9 +203,9 @@ class _Finder:
     def find(self, spec: RunSpec, others: Iterable[RunSpec]) -> Twin | None:
         if not spec.num_steps or spec.config["checkpoint"].get("resume_from") is not None:
             return None
-        origins = ((each, _origin(each)) for each in others if 0 < each.num_steps <= spec.num_steps)
-        shorter = [each for each in origins if each[0].num_steps < spec.num_steps or each[1] is not None]
-        for other, origin in sorted(shorter, key=lambda each: -each[0].num_steps):
+        origins = ((run, _origin(run)) for run in others if 0 < run.num_steps <= spec.num_steps)
+        shorter = [pair for pair in origins if pair[0].num_steps < spec.num_steps or pair[1] is not None]
+        for other, origin in sorted(shorter, key=lambda pair: -pair[0].num_steps):
             if not self._is_alike(spec, other, origin):
                 continue
             if other.num_steps == spec.num_steps:

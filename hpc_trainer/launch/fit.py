@@ -125,11 +125,15 @@ def find_fit(plan: SweepPlan, runs_dir: Path) -> Fit:
         for on_one in spec.on_each():
             by_shape.setdefault((on_one.hardware, on_one.shape), []).append(on_one)
     speeds = Speeds(runs_dir)
-    found = [_candidate(plan, hardware, shape, specs, speeds) for (hardware, shape), specs in by_shape.items()]
-    startable = [candidate for candidate in found if candidate.start is not None]
+    candidates = [_candidate(plan, hardware, shape, specs, speeds) for (hardware, shape), specs in by_shape.items()]
+    startable = [candidate for candidate in candidates if candidate.start is not None]
     by_end = bool(startable) and all(candidate.end is not None for candidate in startable)
-    found.sort(key=lambda each: (_or_never(each.end if by_end else each.start), each.shape.gpu_hours))
-    return Fit(candidates=tuple(found), waiting=tuple(_waiting(plan)), by_end=by_end, why=_why(found, by_end=by_end))
+    candidates.sort(
+        key=lambda candidate: (_or_never(candidate.end if by_end else candidate.start), candidate.shape.gpu_hours)
+    )
+    return Fit(
+        candidates=tuple(candidates), waiting=tuple(_waiting(plan)), by_end=by_end, why=_why(candidates, by_end=by_end)
+    )
 
 
 def _or_never(moment: float | None) -> float:
@@ -140,7 +144,7 @@ def _candidate(plan: SweepPlan, hardware: str, shape: Shape, specs: Sequence[Run
     left = [(spec, max(0, spec.num_steps - plan.known.steps.get(spec.run_id, 0))) for spec in specs]
     measured = [(spec, steps, speeds.of(spec)) for spec, steps in left]
     # The longest run decides; one of unknown speed hides it.
-    spec, steps, speed = max(measured, key=lambda each: (each[2] is None, each[1] * (each[2].step_s if each[2] else 1)))
+    spec, steps, speed = max(measured, key=lambda run: (run[2] is None, run[1] * (run[2].step_s if run[2] else 1)))
     start, note = _start_of(plan, hardware, shape, specs)
     segments = None
     if not spec.num_steps:
@@ -190,14 +194,16 @@ def _why(found: Sequence[Candidate], *, by_end: bool) -> str:
         return "No run of this grid would be submitted." if not found else "Slurm names a start for none of them."
     best, *others = startable
     if not by_end:
-        unknown = dict.fromkeys(name_of(each) for each in startable if each.end is None)
+        unknown = dict.fromkeys(name_of(candidate) for candidate in startable if candidate.end is None)
         return (
-            f"{name_of(best)} starts soonest, {moment(best.start)}{_than(best, others, lambda each: each.start)}. Ends "
-            f"are not compared: the speed on {', '.join(unknown)} is not known, as no run of this training has been "
-            "measured there."
+            f"{name_of(best)} starts soonest, {moment(best.start)}"
+            f"{_than(best, others, lambda candidate: candidate.start)}. Ends are not compared: the speed "
+            f"on {', '.join(unknown)} is not known, as no run of this training has been measured there."
         )
-    told = f"{name_of(best)} ends soonest, {moment(best.end)}: it starts {moment(best.start)} and needs {_needs(best)}"
-    return f"{told}{_than(best, others, lambda each: each.end)}."
+    sentence = (
+        f"{name_of(best)} ends soonest, {moment(best.end)}: it starts {moment(best.start)} and needs {_needs(best)}"
+    )
+    return f"{sentence}{_than(best, others, lambda candidate: candidate.end)}."
 
 
 def _needs(best: Candidate) -> str:
@@ -215,7 +221,7 @@ def _needs(best: Candidate) -> str:
 
 
 def _than(best: Candidate, others: Sequence[Candidate], moment_of: Callable[[Candidate], float | None]) -> str:
-    """Return the comparison with the second."""
+    """Return the end of a sentence that compares the best candidate with the second; "" if there is no second."""
     if not others:
         return ""
     second, own, its = others[0], moment_of(best), moment_of(others[0])
@@ -291,7 +297,7 @@ class Speeds:
         if sweep.folder not in self._specs:
             try:
                 specs = list(read_specs(sweep, Faults()).values())
-                rivals = rivals_of_each_run(read_submissions(sweep)) if any(each.others for each in specs) else {}
+                rivals = rivals_of_each_run(read_submissions(sweep)) if any(spec.others for spec in specs) else {}
                 specs = [_as_started(sweep, spec, rivals) for spec in specs]
             except (HpcTrainerError, OSError):  # a colleague's sweep, or one that is being deleted
                 specs = []
@@ -321,7 +327,7 @@ def _as_started(sweep: SweepPaths, spec: RunSpec, rivals: Mapping[str, Any]) -> 
 
 
 def _hardware_key(shape: Shape) -> str:
-    """Return what decides how fast a step is; where the type of GPU is not named, the partition stands for it."""
+    """Return a key of the hardware that determines the duration of a step; without a GPU type it has the partition."""
     return repr(
         (
             shape.num_nodes, shape.tasks_per_node, shape.gpus_per_node, shape.cpus_per_task, shape.gpu_type,
@@ -331,7 +337,7 @@ def _hardware_key(shape: Shape) -> str:
 
 
 def _training_key(config: Mapping[str, Any]) -> str:
-    """Return what a step computes: neither the seed nor the learning rate changes how long it takes."""
+    """Return a key that is equal for configurations whose steps take equally long, with any seed and learning rate."""
     counted = {key: value for key, value in config.items() if key not in _NOT_OF_SPEED}
     counted["train"] = {key: value for key, value in config["train"].items() if key not in _NOT_OF_STEP}
     counted["optim"] = config["optim"].get("name") if "optim" in config else None
@@ -342,10 +348,10 @@ def _measured(run: RunPaths, spec: RunSpec) -> Speed | None:
     """Return the speed of the newest attempt of a run; from its heartbeat if it kept no ledger."""
     beat = read_heartbeat(run.heartbeat)
     save_s = beat.get("save_s")
-    told = [each for each in read_spent(run, Faults()).values() if each.steps_done >= _FEWEST_STEPS]
+    attempts = [attempt for attempt in read_spent(run, Faults()).values() if attempt.steps_done >= _FEWEST_STEPS]
     name = f"{run.folder.parent.name}/{run.run_id}"
-    if told:
-        newest = told[-1]
+    if attempts:
+        newest = attempts[-1]
         step_s = math.fsum(newest.seconds.get(kind.value, 0.0) for kind in _OF_EACH_STEP) / newest.steps_done
         step_s += _share(newest, Kind.evaluation, spec.config["train"].get("eval_every_steps"))
         step_s += _share(newest, Kind.save_stall, spec.config["checkpoint"].get("every_steps"))
@@ -368,8 +374,8 @@ def _median(speeds: Sequence[Speed]) -> Speed | None:
         return None
 
     def middle(values: Iterable[float | None]) -> float | None:
-        known = [value for value in values if value is not None]
-        return statistics.median(known) if known else None
+        numbers = [value for value in values if value is not None]
+        return statistics.median(numbers) if numbers else None
 
     return dataclasses.replace(
         speeds[0],

@@ -1,4 +1,4 @@
-"""Runs that follow others, on the side of submit: names become frozen, jobs get dependencies, held jobs go on.
+"""Runs that follow others, on the side of submit: names are frozen, jobs get dependencies, and held jobs are released.
 
 Slurm starts a waiting array when the jobs of the followed runs have ended (`afterany`): `afterok` does not survive
 requeues, and a successor job has another id. So each run looks once more when its job starts (worker/follow.py).
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -65,7 +66,7 @@ def with_after(after: AfterConfig, command: str | None, runs_dir: str | None) ->
     """Return the section with full names, and the digest of the runs whose checkpoints the command names.
 
     Raises:
-        ConfigError: a name is none of a sweep or run of the user's, or a placeholder names no single followed run.
+        ConfigError: a name is not that of a sweep or run of the user, or a placeholder does not name one followed run.
     """
     names = dict.fromkeys(name for name, _ in followed_places(command or "").values())
     if not after.runs and not names:
@@ -73,10 +74,10 @@ def with_after(after: AfterConfig, command: str | None, runs_dir: str | None) ->
     folder = (Path(runs_dir).expanduser() if runs_dir else default_runs_dir()).absolute()
     awaited = [find_awaited(name, folder) for name in after.runs]
     named = [run_named(name, awaited) for name in names]
-    specs = [specs_of(each.folder)[str(each.run_id)] for each in named]
+    specs = [specs_of(followed.folder)[str(followed.run_id)] for followed in named]
     return dataclasses.replace(
         after,
-        runs=list(dict.fromkeys(each.text(folder) for each in awaited)),
+        runs=list(dict.fromkeys(followed.text(folder) for followed in awaited)),
         content=digest_of("command", specs) if specs else None,
     )
 
@@ -130,13 +131,13 @@ class Follows:
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """Runs that a grid follows, as they stand now."""
+    """Runs that a grid follows, with their present states."""
 
     of_run: Mapping[str, Follows]
     """Run id -> what it waits for; runs that wait for nothing are absent."""
     problems: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
-    """Lines for the user: whom the runs follow, and how those stand."""
+    """Lines for the user: which runs or sweeps the runs follow, and their states."""
 
 
 def read_followed(sweep: SweepPaths, specs: Sequence[RunSpec], grid: Sequence[RunSpec] = ()) -> Followed:
@@ -154,10 +155,10 @@ def read_followed(sweep: SweepPaths, specs: Sequence[RunSpec], grid: Sequence[Ru
         return NOBODY
     if cycle is not None:
         return Followed({}, problems=(cycle,))
-    stands = {each: look_at([each]) for each in _each_once(awaited.values())}
+    stands = {followed: look_at([followed]) for followed in dict.fromkeys(itertools.chain(*awaited.values()))}
     of_run, problems = dict[str, Follows](), dict[str, None]()
     for spec in specs:
-        waits = list(dict.fromkeys(stand for each in awaited[spec.run_id] for stand in stands[each]))
+        waits = list(dict.fromkeys(stand for followed in awaited[spec.run_id] for stand in stands[followed]))
         follows, problem = _follows(spec, waits)
         if problem is not None:
             problems[problem] = None
@@ -165,7 +166,7 @@ def read_followed(sweep: SweepPaths, specs: Sequence[RunSpec], grid: Sequence[Ru
             of_run[spec.run_id] = follows
         if follows is not None and asks_for_pool(spec):
             problems[_NO_POOL] = None
-    lines = tuple(_line(each, runs_dir, stands[each]) for each in stands)
+    lines = tuple(_line(followed, runs_dir, stands[followed]) for followed in stands)
     return Followed(_in_few_groups(of_run), tuple(problems), lines)
 
 
@@ -173,23 +174,19 @@ NOTHING = Follows()
 NOBODY = Followed({})
 
 
-def _each_once(lists: Iterable[Sequence[Awaited]]) -> Iterator[Awaited]:
-    yield from dict.fromkeys(each for awaited in lists for each in awaited)
-
-
 def _follows(spec: RunSpec, waits: Sequence[Stand]) -> tuple[Follows | None, str | None]:
-    """Return what a run waits for, or None, and the problem with it, or None."""
-    found = Waits.of(waits, on_failure_of(spec))
-    if found.is_cancelled:
+    """Return the jobs that a run waits for, or None; and the problem with the followed runs, or None."""
+    sorted_waits = Waits.of(waits, on_failure_of(spec))
+    if sorted_waits.is_cancelled:
         return None, (
-            f"after.on_failure=cancel, and {spec.run_id} follows {told(found.failed)}: it would be cancelled at once. "
-            f"Bring that one back first (hpc-trainer retry {found.failed[0].name}), or use after.on_failure=wait or "
-            "start."
+            f"after.on_failure=cancel, and {spec.run_id} follows {told(sorted_waits.failed)}: it would be cancelled at "
+            f"once. Restart that run first (hpc-trainer retry {sorted_waits.failed[0].name}), or use "
+            "after.on_failure=wait or start."
         )
-    if found.idle:
-        return Follows(is_held=True, reason=held_reason(found.idle)), None
-    jobs = tuple(dict.fromkeys(stand.job for stand in found.active if stand.job is not None))
-    return (Follows(jobs=jobs[-MOST_AWAITED:], reason=_ACTIVE) if found.active else None), None
+    if sorted_waits.idle:
+        return Follows(is_held=True, reason=held_reason(sorted_waits.idle)), None
+    jobs = tuple(dict.fromkeys(stand.job for stand in sorted_waits.active if stand.job is not None))
+    return (Follows(jobs=jobs[-MOST_AWAITED:], reason=_ACTIVE) if sorted_waits.active else None), None
 
 
 def _in_few_groups(of_run: Mapping[str, Follows]) -> dict[str, Follows]:
@@ -202,11 +199,11 @@ def _in_few_groups(of_run: Mapping[str, Follows]) -> dict[str, Follows]:
     }
 
 
-def _line(each: Awaited, runs_dir: Path, stands: Sequence[Stand]) -> str:
-    name = each.text(runs_dir)
+def _line(followed: Awaited, runs_dir: Path, stands: Sequence[Stand]) -> str:
+    name = followed.text(runs_dir)
     if not stands:
         return f"{name}, which is complete"
-    if each.run_id is not None:
+    if followed.run_id is not None:
         return str(stands[0])
     states = ", ".join(sorted({stand.state.value for stand in stands}))
     return f"{name}, of which {len(stands)} run(s) are not complete ({states})"
@@ -216,7 +213,7 @@ def _line(each: Awaited, runs_dir: Path, stands: Sequence[Stand]) -> str:
 
 
 def release_followers(sweep: SweepPaths, *, has_held: bool) -> list[str]:
-    """Let jobs go on that are held because runs that they follow had failed, and no longer have; return notes.
+    """Release jobs that are held for failures of followed runs, if these are no longer failed; return notes.
 
     Slurm is asked once for each sweep that follows `sweep`, and scontrol called twice for each that has such jobs.
 
@@ -254,7 +251,7 @@ def _release(follower: SweepPaths) -> Iterator[str]:
         return
     for run in free:
         write_decision(follower.run(run.run_id), "", reason="")
-    yield f"{len(jobs)} held run(s) of {follower.name} go on when these are complete."
+    yield f"{len(jobs)} held run(s) of {follower.name} continue when these are complete."
 
 
 def mark_held(sweep: SweepPaths, specs: Iterable[RunSpec], reason: str) -> None:
@@ -303,8 +300,8 @@ class Gate:
         """Return the followed runs that are not complete, as of the last second."""
         seen = self._seen.get(awaited)
         if seen is None or now - seen[0] >= _SAME_LOOK_S:
-            for each in awaited:
-                look_anew(each.folder)
+            for followed in awaited:
+                look_anew(followed.folder)
             seen = self._seen[awaited] = now, look_at(awaited)
         return seen[1]
 

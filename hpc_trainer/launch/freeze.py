@@ -149,7 +149,7 @@ def _freeze_grid(
 
 
 class _Points:
-    """Points of a grid on their way to frozen runs, and what is found on the way."""
+    """Points of a grid while they are frozen, with the problems and notes found so far."""
 
     def __init__(self, composer: GridComposer, trust: Sequence[str], *, is_search: bool) -> None:
         self._composer, self._trust, self._is_search = composer, trust, is_search
@@ -168,17 +168,17 @@ class _Points:
         """Value of `Grid.unsettled`, filled as points are made."""
 
     def tell(self, problem: str | None) -> None:
-        """Keep a problem; do nothing for None."""
+        """Add a problem to the list; do nothing for None."""
         if problem is not None:
             self.problems[problem] = None
 
     def freeze(self, points: Iterable[Point]) -> Iterator[RunSpec]:
         """Yield the run of each point, without points that are left out or have problems."""
         for point in points:
-            known = len(self.problems)
+            num_problems = len(self.problems)
             on_each = [spec for spec in map(self._frozen, point.on_each()) if spec is not None]
             if not on_each:
-                self.num_excluded += len(self.problems) == known
+                self.num_excluded += len(self.problems) == num_problems
             elif len(on_each) == 1:
                 yield on_each[0]
             else:
@@ -310,8 +310,8 @@ def by_known_names(sweep: SweepPaths, specs: dict[str, RunSpec], *, hangs_on_gri
     """
     if not (hangs_on_grid or any(had_another_name(spec.config) for spec in specs.values())):
         return specs
-    known = {spec.digest: run_id for run_id, spec in read_specs(sweep).items()}
-    named = (dataclasses.replace(spec, run_id=known.get(spec.digest, spec.run_id)) for spec in specs.values())
+    run_ids = {spec.digest: run_id for run_id, spec in read_specs(sweep).items()}
+    named = (dataclasses.replace(spec, run_id=run_ids.get(spec.digest, spec.run_id)) for spec in specs.values())
     return {spec.run_id: spec for spec in named}
 
 

@@ -1,4 +1,9 @@
-"""Plan, submit, retry and top-up of a frozen grid, under the sweep's lock and with one read of the status."""
+"""Plan, submit, retry and top-up of a frozen grid, under the sweep's lock and with one read of the status.
+
+With canaries some runs of each shape start first, and Slurm holds the others until these have trained and saved. The
+plan is divided here. `launch/submit.py` marks the canaries and submits the others with --hold, and the canaries release
+them (`worker/line.py`).
+"""
 
 from __future__ import annotations
 
@@ -15,13 +20,12 @@ from pathlib import Path
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError, RunStateError, SlurmError, UntrustedFileError
-from hpc_trainer.launch.canary import with_canaries
 from hpc_trainer.launch.extend import find_twins
 from hpc_trainer.launch.follow import read_followed, release_followers
 from hpc_trainer.launch.freeze import Grid, grid_of_specs
 from hpc_trainer.launch.frozen_code.archive import CodeChange, find_changes
 from hpc_trainer.launch.frozen_code.snapshot import Snapshot, frozen_of_command, is_same_code, read_code
-from hpc_trainer.launch.plan import Known, SweepPlan, build_plan, known_of, specs_to_submit, what_is_known
+from hpc_trainer.launch.plan import ArrayPlan, Known, SweepPlan, build_plan, known_of, specs_to_submit, what_is_known
 from hpc_trainer.launch.pools import asks_for_pool
 from hpc_trainer.launch.settle import settle_intents
 from hpc_trainer.launch.submit import Outcome, SubmittedArray, ask_slurm, submit_plan
@@ -30,14 +34,14 @@ from hpc_trainer.record.files import rename, set_umask
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.processes import FileLock, submit_lock
 from hpc_trainer.record.reading import Faults, check_place, is_local, is_there, mount_of
-from hpc_trainer.record.removed import read_removed_sweep
 from hpc_trainer.record.spec import WRITE_AGAIN, RunSpec, append_specs, read_specs
 from hpc_trainer.record.states import CANCEL, RunState
 from hpc_trainer.record.status import SweepStatus, read_status
-from hpc_trainer.record.submissions import SUCCESSOR, read_ledger
+from hpc_trainer.record.submissions import SUCCESSOR, read_ledger, read_removed_sweep
 from hpc_trainer.slurm.commands import has_slurm, node_hosts
 from hpc_trainer.slurm.jobs import cancel_jobs
 from hpc_trainer.slurm.limits import Limits, read_limits
+from hpc_trainer.slurm.shape import Shape
 
 # A top-up job has half an hour; the lock's holder is a submit that takes seconds, or that died on another machine.
 _TOP_UP_LOCK_S = 900.0
@@ -264,7 +268,7 @@ def top_up(sweep: SweepPaths, *, wait_s: float = _TOP_UP_LOCK_S) -> Outcome | No
 
 
 def _top_up(status: SweepStatus, lock: FileLock) -> tuple[list[Outcome], SweepStatus]:
-    """Submit the waiting runs, each with the code of its own submit, whatever the working folder contains now.
+    """Submit the waiting runs, each with the frozen code of its own submit, not that of the present folder.
 
     Returns:
         The outcomes, and the status afterwards; `status` itself if no run waits.
@@ -336,7 +340,7 @@ def _checked(
         except SlurmError as error:
             if must_answer:
                 raise
-            notes.append(f"the cluster's limits were not looked at: {error}")
+            notes.append(f"the cluster's limits were not checked: {error}")
     plan = build_plan(grid, known, retry_failed=retry_failed, limits=limits)
     private = find_private_folder(grid.sweep.folder.parent) if asks and has_slurm() else None
     unmounted = find_unmounted(grid.sweep.folder.parent) if specs else None
@@ -478,3 +482,65 @@ def _is_exported(place: str, exports: Path) -> bool:
         return False
     folders = [line.split()[0].strip('"') for line in lines if line.strip() and not line.lstrip().startswith("#")]
     return any(place == exported or place.startswith(exported.rstrip("/") + "/") for exported in folders)
+
+
+def with_canaries(plan: SweepPlan, count: int) -> SweepPlan:
+    """Return the plan with `count` canaries for each shape, which are submitted first.
+
+    A shape of which a run of the grid is complete needs none. Runs of the shape that wait or work already are canaries
+    before new ones are.
+
+    Raises:
+        ConfigError: the count is less than 1, or the runs do not go to Slurm, or to several shapes each.
+    """
+    if count < 1:
+        raise ConfigError(f"--canary {count} must be at least 1. Use --canary 1.")
+    if plan.grid.executor is not Executor.slurm:
+        raise ConfigError("--canary needs Slurm, which holds the other runs: with cluster=local leave it out.")
+    if any(array.choice is not None for array in plan.arrays):
+        raise ConfigError("--canary cannot be combined with hardware=first:a,b. Leave one of them out.")
+    if any(array.slots for array in plan.arrays):
+        raise ConfigError(
+            "--canary cannot be combined with pool.jobs, as slots take runs in turn. Leave one of them out."
+        )
+    before, after = [], []
+    for shape in dict.fromkeys(array.shape for array in plan.arrays):
+        arrays = [array for array in plan.arrays if array.shape == shape]
+        if _is_proven(plan, shape):
+            after += arrays
+            continue
+        earlier = _earlier(plan, shape)[:count]
+        new = [spec for array in arrays for spec in array.specs][: count - len(earlier)]
+        chosen = {spec.run_id for spec in new}
+        run_ids = (*earlier, *(spec.run_id for spec in new))
+        if new:
+            first = dataclasses.replace(
+                arrays[0], specs=tuple(new), parallelism=len(new), after=(), behind=None, canaries=()
+            )
+            before.append(first)
+        after += [held for array in arrays if (held := _held(array, chosen, run_ids)) is not None]
+    starts = (None,) * (len(before) + len(after)) if plan.starts else ()
+    return dataclasses.replace(plan, arrays=(*before, *after), starts=starts)
+
+
+def _held(array: ArrayPlan, chosen: set[str], run_ids: tuple[str, ...]) -> ArrayPlan | None:
+    specs = tuple(spec for spec in array.specs if spec.run_id not in chosen)
+    if not specs:
+        return None
+    return dataclasses.replace(
+        array, specs=specs, parallelism=min(array.parallelism, len(specs)), behind=None, canaries=run_ids
+    )
+
+
+def _is_proven(plan: SweepPlan, shape: Shape) -> bool:
+    return any(spec.shape == shape and plan.states[spec.run_id] is RunState.COMPLETED for spec in plan.grid.specs)
+
+
+def _earlier(plan: SweepPlan, shape: Shape) -> list[str]:
+    at_work = (RunState.RUNNING, RunState.PENDING, RunState.REQUEUED)
+    new = {spec.run_id for spec in plan.specs}
+    return [
+        spec.run_id
+        for spec in plan.grid.specs
+        if spec.shape == shape and spec.run_id not in new and plan.states[spec.run_id] in at_work
+    ]

@@ -15,7 +15,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,7 @@ def start_of(app: str) -> tuple[str, ...]:
 
 
 def split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return Hydra's options for the location of the configuration, and all other words except those for a multirun.
+    """Return Hydra's options for the place of the configuration, and all other arguments except those for a multirun.
 
     Hydra's command line takes options before or after the overrides, not among them.
     """
@@ -109,18 +109,18 @@ def split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return flags, others
 
 
-def read_app(text: str) -> HydraApp:
-    """Return the points that the app's own Hydra makes of the words after `--app`. Runs the app up to its sweeper.
+def split_app(text: str) -> tuple[str, list[str], list[str]]:
+    """Return the app of the words after `--app`, Hydra's options for its configuration, and its overrides.
 
     Raises:
-        ConfigError: the app's configuration does not compose, or the program is not a Hydra app.
+        ConfigError: a quote is not closed, or a word is no override of the app.
     """
     try:
         app, *words = shlex.split(text)
     except ValueError as error:
-        raise ConfigError(f"--app takes a Hydra app and its words, as --app train.py lr=1e-3,1e-2: {error}") from error
-    if app.endswith(".py") and not Path(app).is_file():
-        raise ConfigError(f"--app {app}: {Path.cwd()} has no such file. Submit from the folder that it is relative to.")
+        raise ConfigError(
+            f"--app takes a Hydra app and its overrides, such as --app train.py lr=1e-3,1e-2: {error}"
+        ) from error
     flags, words = split_flags(words)
     option = next((word for word in words if word.startswith("-")), None)
     if option is not None:
@@ -128,6 +128,18 @@ def read_app(text: str) -> HydraApp:
             f"{option} comes after --app {app}, and what comes there is for the app: overrides, --config-name, "
             "--config-path and --config-dir. Options and overrides of hpc-trainer come before --app."
         )
+    return app, flags, words
+
+
+def read_app(text: str) -> HydraApp:
+    """Return the points that the app's own Hydra makes of the arguments after `--app`. Runs the app up to its sweeper.
+
+    Raises:
+        ConfigError: the app's configuration does not compose, or the program is not a Hydra app.
+    """
+    app, flags, words = split_app(text)
+    if app.endswith(".py") and not Path(app).is_file():
+        raise ConfigError(f"--app {app}: {Path.cwd()} has no such file. Submit from the folder that it is relative to.")
     answer = _ask(app, flags, words)
     if isinstance(answer, str):
         raise ConfigError(f"--app {app} {_explained(app, flags, words, answer)}")
@@ -135,7 +147,7 @@ def read_app(text: str) -> HydraApp:
 
 
 def _ask(app: str, flags: Sequence[str], words: Sequence[str]) -> HydraApp | str:
-    """Return the result of the app's own Hydra for these words, or its error message."""
+    """Return the points that the app's own Hydra makes of these options and overrides, or its error message."""
     start = start_of(app)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "points.json")
@@ -189,7 +201,7 @@ def _section_text(key: str, value: Any) -> str:
 def _explained(app: str, flags: Sequence[str], words: Sequence[str], said: str) -> str:
     """Return the error of an app that wrote no points: Hydra's own message, and the key nearest to an unknown one."""
     if not said:
-        return "is no Hydra app: it ended without a look at its words. Use --command for any program."
+        return "is not a Hydra app: it ended without reading its overrides. Use --command for any program."
     # Keep only the error of a traceback (an app's own, or with HYDRA_FULL_ERROR); it may have several lines.
     error = _OF_HYDRA.sub("", _ERROR.split(said)[-1])
     lines = [line.strip() for line in error.splitlines() if line.strip() and not line.strip().startswith(_NO_HELP)]
@@ -210,15 +222,7 @@ def freeze_app(
     Raises:
         ConfigError: as in `freeze_grid`, or an override sets a value that the app decides.
     """
-    taken = next((word for word in overrides if _OF_THE_APP.match(word)), None)
-    if taken is not None:
-        raise ConfigError(
-            f"{taken} is decided by the app: write the app's overrides after --app, with the app's own names."
-        )
-    is_named = any(word.startswith("sweep_name=") for word in overrides)
-    named = [] if is_named else [f"sweep_name={plain(app.name) or 'app'}"]
-    command = override_value(_as_command([*app.start, *app.more]).replace("${", "\\${"))
-    grid = freeze_grid([*overrides, *named, f"train.command={command}"], config_dirs=config_dirs, trust=trust)
+    grid = _grid_of_app(app, overrides, config_dirs, trust)
     specs: dict[str, RunSpec] = {}
     for base in grid.specs:
         for spec in specs_of(app, base):
@@ -228,6 +232,54 @@ def freeze_app(
     return dataclasses.replace(
         grid, specs=tuple(specs.values()), num_duplicates=grid.num_duplicates + num_points - len(specs)
     )
+
+
+def _grid_of_app(
+    app: HydraApp, overrides: Sequence[str], config_dirs: Sequence[Path], trust: Sequence[str], *,
+    is_search: bool = False,
+) -> Grid:  # fmt: skip
+    """Return the grid of our own overrides alone, with the command that starts the app."""
+    taken = next((word for word in overrides if _OF_THE_APP.match(word)), None)
+    if taken is not None:
+        raise ConfigError(
+            f"{taken} is decided by the app: write the app's overrides after --app, with the app's own names."
+        )
+    is_named = any(word.startswith("sweep_name=") for word in overrides)
+    named = [] if is_named else [f"sweep_name={plain(app.name) or 'app'}"]
+    command = override_value(_as_command([*app.start, *app.more]).replace("${", "\\${"))
+    words = [*overrides, *named, f"train.command={command}"]
+    return freeze_grid(words, config_dirs=config_dirs, trust=trust, is_search=is_search)
+
+
+def freeze_search_of_app(
+    app: HydraApp, overrides: Sequence[str], drawn: Collection[str], passed_on: Sequence[str],
+    config_dirs: Sequence[Path], trust: Sequence[str],
+) -> tuple[Grid, list[dict[str, Any]]]:  # fmt: skip
+    """Return the grid of our own overrides, and the configuration of a trial for each point of the app.
+
+    Args:
+        app: the app, with a point for each choice of its lists.
+        overrides: our own overrides.
+        drawn: keys of the app, as typed, that each trial sets anew.
+        passed_on: words that give these keys to the app, with placeholders as `lr={params.lr}`.
+        config_dirs: folders of your own conf/ files.
+        trust: packages that `_target_` and `train.main` may name.
+
+    Raises:
+        ConfigError: as in `freeze_app`.
+    """
+    grid = _grid_of_app(app, overrides, config_dirs, trust, is_search=True)
+    plain_config = grid.unsettled[grid.specs[0].run_id]
+    configs = []
+    for point in app.points:
+        words = [word for word in point.words if word.partition("=")[0] not in drawn]
+        of_run = [word for word in _OF_EACH_RUN if NUMBER not in word]  # trials have their numbers from the search
+        command = " ".join([_as_command([*app.start, *app.more, *words]), *passed_on, _as_command(of_run)])
+        for problem in argument_problem("--app", command):
+            raise ConfigError(problem)
+        train = {**plain_config["train"], "command": command}
+        configs.append({**plain_config, "params": dict(point.config), "train": train})
+    return grid, configs
 
 
 def specs_of(app: HydraApp, base: RunSpec) -> list[RunSpec]:
@@ -259,9 +311,9 @@ def _spec_of(app: HydraApp, point: AppPoint, base: RunSpec) -> RunSpec:
 
 def _telling_first(point: AppPoint) -> list[str]:
     """Return the overrides of a point, the sweeper's first: names are cut, and the other overrides are shared."""
-    words = [word for word in point.words if not word.startswith("~")]
-    keys = {word: word.lstrip("+").partition("=")[0].partition("@")[0].replace("/", ".") for word in words}
-    return sorted(words, key=lambda word: keys[word] not in point.axes)
+    overrides = [word for word in point.words if not word.startswith("~")]
+    keys = {word: word.lstrip("+").partition("=")[0].partition("@")[0].replace("/", ".") for word in overrides}
+    return sorted(overrides, key=lambda word: keys[word] not in point.axes)
 
 
 def _short(word: str) -> str:
@@ -272,5 +324,5 @@ def _short(word: str) -> str:
 
 
 def _as_command(words: Sequence[str]) -> str:
-    """Return `train.command` for these words, with braces escaped so that none is a placeholder."""
+    """Return `train.command` for these arguments, with braces escaped so that none is a placeholder."""
     return shlex.join(words).replace("{", "{{").replace("}", "}}")

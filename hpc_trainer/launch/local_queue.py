@@ -2,7 +2,7 @@
 
     python -m hpc_trainer.launch.local_queue --sweep-dir DIR --max-parallel N RUN_ID...
 
-SIGTERM stops it: every run saves and ends, the rest stays for the next `submit`.
+SIGTERM stops it: every run saves and ends, and the other runs stay for the next `submit`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sweep-dir", type=Path, required=True)
     parser.add_argument("--max-parallel", type=int, required=True)
-    parser.add_argument("--intent", action="append", help="uuid of a submission: the next submit finds us by it")
+    parser.add_argument(
+        "--intent", action="append", help="uuid of a submission, by which the next submit finds this queue"
+    )
     parser.add_argument("--archive", type=Path, help="the frozen code to start runs from")
     parser.add_argument("run_ids", nargs="+")
     arguments = parser.parse_args(argv)
@@ -188,13 +190,13 @@ def _record_silent_death(paths: SweepPaths, run: _Started) -> None:
     attempts = journal.read()
     has_started = len(attempts) > run.num_attempts
     if has_started and not attempts[-1].has_ended:
-        message = "the ranks ended without a word: killed, or out of memory?"
+        message = "the ranks ended without an error message: killed, or out of memory?"
         journal.end(attempts[-1].attempt, state=RunState.FAILED, cause="killed", error={"message": message})
     elif not has_started and not any(is_there(folder.marker(name)) for name in (DONE, CANCEL)):
         logs = sorted(paths.local_logs.glob(f"{run.process.pid}_*"))
         said = "\n".join(path.read_text(errors="replace") for path in logs).strip().splitlines()
-        words = words_of_setup(said, *setup_of(run.spec.config["cluster"]))
-        error = words or {
+        record = words_of_setup(said, *setup_of(run.spec.config["cluster"]))
+        error = record or {
             "message": f"the worker ended before it started: {said[-1][:500] if said else 'killed?'}",
             "output": "\n".join(said[-_LAST_LINES:]),
         }

@@ -78,7 +78,7 @@ class Need:
 
 
 _Placed = tuple[RunSpec, bool]
-"""A run as it is on one hardware, and True if that is an item of a list."""
+"""A run on one hardware profile, and True if the profile is an item of a list."""
 
 
 def find_needs(specs: Sequence[RunSpec], sweep: SweepPaths | None = None) -> list[Need]:
@@ -111,12 +111,12 @@ def find_needs(specs: Sequence[RunSpec], sweep: SweepPaths | None = None) -> lis
 
 
 def _items(spec: RunSpec) -> list[RunSpec]:
-    """Return the run as it is on each item of its list of hardware that has other GPUs or ranks than those before."""
-    found: dict[Any, RunSpec] = {}
+    """Return the run on each item of its hardware list whose GPUs or ranks differ from those of all earlier items."""
+    kinds: dict[Any, RunSpec] = {}
     for item in spec.on_each():
         shape = item.shape
-        found.setdefault((shape.gpu_type, shape.constraint, shape.num_nodes, shape.world_size), item)
-    return [*found.values()]
+        kinds.setdefault((shape.gpu_type, shape.constraint, shape.num_nodes, shape.world_size), item)
+    return [*kinds.values()]
 
 
 def _measured(sweep: SweepPaths, runs: Sequence[RunSpec]) -> float | None:

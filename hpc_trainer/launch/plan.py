@@ -38,9 +38,9 @@ from hpc_trainer.record.status import RunStatus, SweepStatus, ledger_of_run, rea
 from hpc_trainer.record.submissions import Submission
 from hpc_trainer.runtime.pace import SIGNAL_SLACK_S, grace_warning, shortest_limit_min, training_s
 from hpc_trainer.slurm.jobs import OFF
-from hpc_trainer.slurm.limits import Limits, SubmitCap, find_shape_problems, longest_limit
+from hpc_trainer.slurm.limits import Limits, SubmitCap
 from hpc_trainer.slurm.queue import ask_left
-from hpc_trainer.slurm.shape import Shape
+from hpc_trainer.slurm.shape import Shape, find_shape_problems, longest_limit
 
 # Division of runs into arrays of legal size that fit the cluster's limits now, and runs that wait for room.
 
@@ -66,7 +66,7 @@ class ArrayPlan:
     choice: int | None = None
     """Item of the runs' list of hardware (`hardware=first:a,b`) on which `specs` are; None for runs without a list."""
     canaries: tuple[str, ...] = ()
-    """Runs that must have trained and saved before Slurm may start this array (launch/canary.py)."""
+    """Runs that must have trained and saved before Slurm may start this array (launch/grids.py)."""
     slots: int = 0
     """Jobs of a pool that work through the runs; 0: each run is an element. `shape` is that of a slot."""
     per_node: int = 0
@@ -261,7 +261,7 @@ class Known:
     notes: tuple[str, ...] = ()
     """Notes for the user on unreadable files of the sweep, and on runs that are left alone."""
     followed: Followed = NOBODY
-    """Runs that the runs to submit follow (`after`), as they stand."""
+    """Runs that the runs to submit follow (`after`), with their states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,7 +288,7 @@ class SweepPlan:
     changed: tuple[CodeChange, ...] = ()
     """Changes of code since the submit of runs that stay as they are (completed or in the queue)."""
     twins: tuple[Twin, ...] = ()
-    """Runs to be submitted that could go on from a finished, shorter run (`extend_grid`)."""
+    """Runs to be submitted that could continue a finished, shorter run (`extend_grid`)."""
     left_out: tuple[str, ...] = ()
     """Files that are not frozen because of their names, and links to files that are not frozen."""
     known: Known = field(default_factory=Known)
@@ -323,7 +323,7 @@ class SweepPlan:
 
 def gpu_hours_max(spec: RunSpec) -> float:
     """Return the GPU-hours of one attempt of full length, on the item of the run's list that takes the most."""
-    return max(each.gpu_hours for each in (spec.shape, *(other.shape for other in spec.others)))
+    return max(shape.gpu_hours for shape in (spec.shape, *(other.shape for other in spec.others)))
 
 
 def build_plan(
@@ -333,12 +333,13 @@ def build_plan(
 
     Args:
         known: known facts of the sweep; runs that are not in it are new.
-        retry_failed: submit FAILED and OUT_OF_MEMORY runs too; they go on from their newest checkpoint.
+        retry_failed: submit FAILED and OUT_OF_MEMORY runs too; they resume from their newest checkpoint.
         limits: limits of the cluster; None if there are none.
     """
     known, limits = known or Known(), limits or Limits()
     groups: dict[tuple[str, Shape, int | None, Follows], list[RunSpec]] = {}
-    for spec in specs_to_submit(grid, known, retry_failed=retry_failed):
+    chosen = {spec.run_id: spec for spec in specs_to_submit(grid, known, retry_failed=retry_failed)}
+    for spec in chosen.values():
         follows = known.followed.of_run.get(spec.run_id, NOTHING)
         for choice, on_one in enumerate(spec.on_each()):
             key = _array_environment(on_one), on_one.shape, choice if spec.others else None, follows
@@ -350,7 +351,11 @@ def build_plan(
         )
         for (_, shape, choice, follows), specs in groups.items()
     ]  # fmt: skip
-    packed = {index: pack(array.specs, limits) for index, array in enumerate(arrays) if asks_for_pool(array.specs[0])}
+    packed = {  # with the lists of hardware, which a pool does not take
+        index: pack([chosen[spec.run_id] for spec in array.specs], limits)
+        for index, array in enumerate(arrays)
+        if asks_for_pool(array.specs[0])
+    }
     for index, packing in packed.items():
         arrays[index] = dataclasses.replace(
             arrays[index], shape=packing.shape, slots=packing.slots, per_node=packing.per_node
@@ -367,7 +372,7 @@ def build_plan(
         if array.shape not in known.shapes
     }
     held = [_HELD.format(sweep=grid.sweep.name, held=known.hold)] if arrays and known.hold is not None else []
-    packing_problems = [problem for packing in packed.values() for problem in packing.problems]
+    packing_problems = list(dict.fromkeys(problem for packing in packed.values() for problem in packing.problems))
     unfit = () if packing_problems else itertools.chain(*wrong.values())
     problems = [*held, *no_arrays, *known.followed.problems, *packing_problems, *unfit]
     exit_codes = clear_exit_codes(limits.requeue_exit) if arrays else ()
@@ -398,7 +403,9 @@ def build_plan(
             *_first_few((_tracker_line(spec.config) for spec in grid.specs), _MOST_TRACKERS, "trackers"),
         ),
         exit_codes=exit_codes,
-        answers={shape: (None, found[0]) for shape, found in wrong.items() if found},
+        answers={
+            shape: (None, problems_of_shape[0]) for shape, problems_of_shape in wrong.items() if problems_of_shape
+        },
         known=known,
         cluster=limits.cluster,
         keeps_room=fitted.keeps_room,
@@ -477,9 +484,9 @@ def _name_notes(specs: Sequence[RunSpec]) -> Iterator[str]:
     """Yield a note on each hardware profile that was chosen by another name than its file's `name:`."""
     chosen: dict[str, str] = {}
     for spec in specs:
-        words = dict(word.partition("=")[::2] for word in spec.overrides)
-        typed = spec.axes.get("hardware", words.get("hardware"))
-        if typed is None or "hardware.name" in words:
+        overrides = dict(word.partition("=")[::2] for word in spec.overrides)
+        typed = spec.axes.get("hardware", overrides.get("hardware"))
+        if typed is None or "hardware.name" in overrides:
             continue
         items = list_of("hardware", typed) or [typed]
         names = [spec.hardware, *(other.hardware for other in spec.others)]
@@ -487,9 +494,9 @@ def _name_notes(specs: Sequence[RunSpec]) -> Iterator[str]:
             chosen |= zip(items, names, strict=True)
     for typed, name in chosen.items():
         if typed != name:
-            told = "has no name" if name == HardwareConfig().name else f"has name: {name}"
+            state = "has no name" if name == HardwareConfig().name else f"has name: {name}"
             yield (
-                f"hardware={typed}: its file {told}, by which plans, results and measured figures know it. Write "
+                f"hardware={typed}: its file {state}, by which plans, results and measured figures know it. Write "
                 f"name: {typed} into {typed}.yaml."
             )
 
@@ -625,13 +632,13 @@ def _whole_node_notes(arrays: Sequence[ArrayPlan], limits: Limits) -> Iterator[s
         if shape.gpus_per_node and gpus > shape.gpus_per_node:
             hours = shape.gpu_hours * gpus / shape.gpus_per_node
             used = f"{shape.gpus_per_node} of {gpus} GPUs: up to {hours:.4g} GPU-hours a run, of which the plan counts"
-            told = f"{used} {shape.gpu_hours:.4g}. Use hardware.gpus_per_node={gpus}"
+            usage = f"{used} {shape.gpu_hours:.4g}. Use hardware.gpus_per_node={gpus}"
         elif not shape.gpus_per_node and used_cpus < _IDLE_CPUS * cpus:
-            told = f"{used_cpus} of {cpus} CPUs. Use more ranks (hardware.tasks_per_node) or cores"
+            usage = f"{used_cpus} of {cpus} CPUs. Use more ranks (hardware.tasks_per_node) or cores"
         else:
             continue
         yield (
-            f"{array.hardware}: each job has its nodes alone ({reason}), and uses {told}, or run several in one job: "
+            f"{array.hardware}: each job has its nodes alone ({reason}), and uses {usage}, or run several in one job: "
             "in it, the same submit with cluster=local local.max_parallel=N."
         )
 
@@ -666,13 +673,13 @@ def _tracker_line(config: Mapping[str, Any]) -> str | None:
     if missing is None:
         return None
     what = "hpc-trainer sync needs it here" if name.is_synced else "without it the runs write no event files"
-    return f"{missing}; {what}. Training goes on without."
+    return f"{missing}; {what}. Training continues without it."
 
 
 def _taken_codes_note(exit_codes: Sequence[tuple[int, int]]) -> Iterator[str]:
     if exit_codes:
         listed = ", ".join(f"{instead} instead of {ours}" for ours, instead in exit_codes)
-        yield f"This site requeues or holds jobs by exit codes of ours (RequeueExit): jobs end with {listed}."
+        yield f"This site requeues or holds jobs by hpc-trainer's exit codes (RequeueExit): jobs end with {listed}."
 
 
 # Known facts of a sweep for a plan: the status of its runs, grouped by array and shape.
@@ -743,7 +750,7 @@ _REMOVED_SHOWN = 3
 def _removed_notes(status: SweepStatus, run_ids: Iterable[str]) -> list[str]:
     """Return notes on runs of the grid that `rm` removed: they begin anew."""
     removed = [(run_id, status.removed[run_id]) for run_id in run_ids if run_id in status.removed]
-    lines = (f"{run_id} was {each.words}: it begins anew, at step 0." for run_id, each in removed)
+    lines = (f"{run_id} was {removal.words}: it begins anew, at step 0." for run_id, removal in removed)
     return _first_few(lines, _REMOVED_SHOWN, "removed runs begin anew")
 
 
@@ -754,7 +761,7 @@ def _active(in_queue: Iterable[RunStatus]) -> Iterator[ActiveArray]:
         for submission in (run.submission, *(rival for rival, _ in run.rivals)):
             if submission is not None and submission.job_id is not None:
                 of_job.setdefault(submission.job_id, []).append(submission)
-    for job_id, (first, *others) in sorted(of_job.items(), key=lambda each: each[1][0].time):
+    for job_id, (first, *others) in sorted(of_job.items(), key=lambda item: item[1][0].time):
         parallelism = first.parallelism or max(1, len(first.run_ids))
         yield ActiveArray(
             job_id=job_id, hardware=first.hardware, parallelism=parallelism, num_active=1 + len(others),

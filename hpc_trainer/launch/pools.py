@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from hpc_trainer.config.schema.cluster import AUTO_PLACES, Executor
 from hpc_trainer.record.spec import RunSpec
 from hpc_trainer.runtime.rank_env import named_gpus
-from hpc_trainer.slurm.limits import Limits, NodeGroup, mem_mb_per_node
-from hpc_trainer.slurm.shape import Shape
+from hpc_trainer.slurm.limits import Limits, NodeGroup
+from hpc_trainer.slurm.shape import Shape, mem_mb_per_node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packing:
-    """Slots of a pool and places of a slot, what a slot asks for, and why the wish cannot be fulfilled (`problems`)."""
+    """Slots of a pool, places and resources of a slot, and why the requested packing is impossible (`problems`)."""
 
     slots: int
     per_node: int
@@ -82,7 +82,7 @@ def slot_shape(shape: Shape, per_node: int) -> Shape:
 
 
 def _impossible(specs: Iterable[RunSpec]) -> Iterable[str]:
-    """Yield what a pool cannot run at all, with the nearest that it can."""
+    """Yield the problem with the first run that no pool can run, and the nearest legal choice."""
     for spec in specs:
         if spec.shape.num_nodes > 1:
             ranks = spec.shape.world_size

@@ -42,9 +42,9 @@ class Stage:
     def follows(self) -> list[str]:
         """Names of the stages and sweeps that runs of the stage follow, each once."""
         folders = [
-            each.folder.name
+            followed.folder.name
             for spec in self.grid.specs
-            for each in awaited_of(spec.config, self.grid.sweep.folder.parent)
+            for followed in awaited_of(spec.config, self.grid.sweep.folder.parent)
         ]
         stages = {sweep: stage for stage, sweep in self.planned.names.items()}
         return [stages.get(folder, folder) for folder in dict.fromkeys(folders)]
@@ -79,7 +79,7 @@ def freeze_chain(
     stages: list[Stage] = []
     planned = Planned()
     for number, stage in enumerate(section.stages):
-        later = frozenset(each.name for each in section.stages[number:])
+        later = frozenset(other.name for other in section.stages[number:])
         planned = dataclasses.replace(planned, later=later)
         with _planning(planned):
             try:
@@ -87,7 +87,7 @@ def freeze_chain(
                 grid = freeze_grid(line, config_dirs=config_dirs, trust=trust)
             except ConfigError as error:
                 raise ConfigError(
-                    "\n".join(f"stage {stage.name}: {each}" for each in str(error).splitlines())
+                    "\n".join(f"stage {stage.name}: {line}" for line in str(error).splitlines())
                 ) from error
         stages.append(Stage(stage.name, grid, planned))
         planned = Planned(
@@ -142,7 +142,7 @@ def _check(section: SweepConfig, chain: str) -> None:
 
 
 def _words_of_stages(words: Sequence[str], stages: Sequence[SweepStage]) -> dict[str, list[str]]:
-    """Return the words STAGE:OVERRIDE of the command line by stage. Raises ConfigError for an unknown stage."""
+    """Return the arguments STAGE:OVERRIDE of the command line by stage. Raises ConfigError for an unknown stage."""
     own: dict[str, list[str]] = {stage.name: [] for stage in stages}
     for word in words:
         match = _OF_STAGE.fullmatch(word)
@@ -157,7 +157,7 @@ def _words_of_stages(words: Sequence[str], stages: Sequence[SweepStage]) -> dict
 
 
 def _line_of(stage: SweepStage, given: Sequence[str], chain: str) -> list[str]:
-    """Return the overrides of a stage's grid: its own, without keys that the command line gives, then those."""
+    """Return the overrides of a stage's grid: the stage's, less keys of the command line, then the command line's."""
     given = [word for word in given if _key(word) not in _OF_CHAIN]
     keys = {_key(in_full(word)) for word in given}
     own = [*stage.overrides, *([] if stage.hardware is None else [f"hardware={stage.hardware}"])]
@@ -194,5 +194,5 @@ def submit_chain(
     for stage in chain.stages:
         with _planning(stage.planned):
             done.append(submit_grid(stage.grid, retry_failed=retry_failed, fresh=fresh, command_line=command_line))
-        write_chain(stage.grid.sweep, chain.name, [each.grid.sweep.name for each in chain.stages])
+        write_chain(stage.grid.sweep, chain.name, [other.grid.sweep.name for other in chain.stages])
     return done

@@ -55,13 +55,13 @@ class SubmittedArray:
     run_ids: tuple[str, ...]
     uuid: str = ""
     choice: int | None = None
-    """As in `ArrayPlan`."""
+    """Number of the item of a hardware list; None without a list."""
     slots: int = 0
     """Slots of a pool that work through the runs; 0: each run is an element."""
 
     @property
     def place(self) -> tuple[str, int | None]:
-        """Key as in `ArrayPlan`."""
+        """Key of the hardware: the profile's name, and the number of the item of a list; None without a list."""
         return self.hardware, self.choice
 
 
@@ -147,7 +147,7 @@ def submit_plan(
         command_line: the user's command, for sweep.json; None leaves that file alone (the user did not give the grid).
         code: the code of `plan.code`, to be stored; None if it is stored already, or nothing is frozen.
         lock: renewed before each sbatch, so that a long submission does not look dead.
-        skip_refused: record runs that Slurm refuses for good, and go on with the others, instead of raising.
+        skip_refused: record runs that Slurm refuses for good, and submit the others, instead of raising.
 
     Raises:
         ConfigError: the plan has problems; nothing was written.

@@ -46,7 +46,7 @@ class BatchExecutor(SlurmExecutor):  # type: ignore[misc]
 
     It differs from its parent in three ways. The script has its own last lines. The script's file has a name by which a
     later command finds an sbatch that is still at work. sbatch runs with a time limit and without the variables of a
-    surrounding job, and its error says what is known of the job.
+    surrounding job, and its error says whether Slurm may have the job.
     """
 
     def __init__(self, job: BatchJob, options: Sequence[str] = ()) -> None:

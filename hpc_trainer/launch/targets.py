@@ -69,7 +69,7 @@ def find_nowhere(specs: Iterable[RunSpec], code: Snapshot | None) -> Unfound:
                 unfound.problems.append(message)
             elif _is_this_python(cluster):
                 is_far = cluster["executor"] != Executor.local.value
-                way = f" Where the nodes have more than this machine, say so: cluster.python={sys.executable}"
+                way = f" If this Python has other packages on the nodes, name it: cluster.python={sys.executable}"
                 unfound.problems.append(message + (way if is_far else ""))
             else:
                 unfound.notes.append(
@@ -219,7 +219,7 @@ def _no_module(package: str, name: str, folder: Path, files: _Files) -> str:
 def _not_there(package: str) -> str:
     stdlib = {sysconfig.get_path(key) for key in ("stdlib", "platstdlib")}
     path = [entry for entry in sys.path if entry and Path(entry).is_dir() and entry not in stdlib]
-    looked = [each for each in dict.fromkeys((str(Path.cwd()), *path)) if "lib-dynload" not in each]
+    looked = [folder for folder in dict.fromkeys((str(Path.cwd()), *path)) if "lib-dynload" not in folder]
     more = f" and {len(looked) - _FOLDERS_SHOWN} more" if len(looked) > _FOLDERS_SHOWN else ""
     above = [folder for folder in list(Path.cwd().parents)[:_FOLDERS_ABOVE] if _holds(folder, package)]
     hint = f" It is in {above[0]}: submit from there." if above else ""

@@ -18,7 +18,7 @@ from hpc_trainer.models import check_num_classes
 
 
 def build(config: HfConfig, *, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """Build the model with random weights in fp32, whatever the number format of its files is.
+    """Build the model with random weights, always in fp32.
 
     The model maps tokens int64 [batch, seq] to logits [batch, seq, vocabulary] (..ForCausalLM) or [batch, num_classes]
     (..ForSequenceClassification), or images float32 [batch, C, H, W] to logits [batch, num_classes].

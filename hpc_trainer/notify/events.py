@@ -40,12 +40,12 @@ Event = dict[str, Any]
 
 
 def at_end(config: TrainConfig, paths: RunPaths, state: RunState, cause: str | None, error: Mapping[str, Any]) -> None:
-    """Tell of what the end of this run means. Never raises, and takes a bounded time.
+    """Send the events that follow from the end of this run. Never raises, and takes a bounded time.
 
     Args:
         config: configuration of the run.
         paths: the run's folder.
-        state: the recorded state; the run does not come back by itself.
+        state: the recorded state; nothing restarts the run by itself.
         cause: the recorded cause.
         error: the recorded error; {} without one.
     """
@@ -79,38 +79,40 @@ def _events(
     make_folder(folder / "ended")
     if state is not RunState.PAUSED:
         write_atomic(folder / "ended" / paths.run_id, f"{state.value}\n", sync=False)
-    known = {"sweep": sweep.name, "run_id": paths.run_id, "state": state.value, "cause": cause, "time": time.time()}
+    event = {"sweep": sweep.name, "run_id": paths.run_id, "state": state.value, "cause": cause, "time": time.time()}
     message = str(error.get("message") or "").strip().partition("\n")[0][:500]
     events: list[Event] = []
     if state.has_failed and cause in _STALLED and "stalled" in config.notify.events and claim(folder / "stalled"):
-        events.append(known | {"event": "stalled", "text": f"{paths.run_id} stalled ({cause}). {message}".strip()})
+        events.append(event | {"event": "stalled", "text": f"{paths.run_id} stalled ({cause}). {message}".strip()})
     if state.has_failed and "failed" in config.notify.events and claim(folder / "failed"):
         text = f"the first run failed: {paths.run_id} ({cause}). {message}".strip()
-        events.append(known | {"event": "failed", "text": text})
+        events.append(event | {"event": "failed", "text": text})
     if state is RunState.COMPLETED and "best" in config.notify.events and (best := _best(config, paths, folder)):
-        events.append(known | {"event": "best", **best})
+        events.append(event | {"event": "best", **best})
     if "done" in config.notify.events and (counts := _done(sweep, folder)) is not None:
         told = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
-        events.append(known | {"event": "done", "counts": counts, "text": f"the sweep is done: {told}"})
+        events.append(event | {"event": "done", "counts": counts, "text": f"the sweep is done: {told}"})
     return events
 
 
 def _best(config: TrainConfig, paths: RunPaths, folder: Path) -> Event | None:
-    """Return the text and the value if this run is better than all that have completed before; else None."""
+    """Return the text and the value if this run is better than all runs completed before; else None."""
     metrics = read_result(paths.result).get("metrics") or {}
     names = (config.notify.metric, config.checkpoint.keep_best, *USUAL_METRICS)
-    name = next((each for each in names if each is not None and each in metrics), None)
+    name = next((candidate for candidate in names if candidate is not None and candidate in metrics), None)
     if name is None or not is_finite(metrics[name]):
         return None
     value, before = float(metrics[name]), read_json(folder / "best.json") or {}
-    known = before.get("value") if before.get("metric") == name and is_number(before.get("value")) else None
-    if known is not None and not (value < known if is_best_small(config.checkpoint, name) else value > known):
+    best_before = before.get("value") if before.get("metric") == name and is_number(before.get("value")) else None
+    if best_before is not None and not (
+        value < best_before if is_best_small(config.checkpoint, name) else value > best_before
+    ):
         return None
     write_json(folder / "best.json", {"metric": name, "value": value, "run_id": paths.run_id})
-    if known is None or not claim(folder / f"best-{paths.run_id}"):  # the first to complete is no news
+    if best_before is None or not claim(folder / f"best-{paths.run_id}"):  # the first to complete is no news
         return None
-    text = f"a new best: {name}={value:.6g} ({paths.run_id}), before {known:.6g}"
-    return {"metric": name, "value": value, "before": known, "text": text}
+    text = f"a new best: {name}={value:.6g} ({paths.run_id}), before {best_before:.6g}"
+    return {"metric": name, "value": value, "before": best_before, "text": text}
 
 
 def _done(sweep: SweepPaths, folder: Path) -> dict[str, int] | None:
@@ -139,7 +141,7 @@ def _done(sweep: SweepPaths, folder: Path) -> dict[str, int] | None:
 
 
 def _state_of(paths: RunPaths) -> str | None:
-    """Return the state of a run that left no word here: complete, cancelled or failed before; None if it goes on."""
+    """Return the state of a run without a file here: complete, cancelled or failed before; None if it has not ended."""
     for marker, state in ((DONE, RunState.COMPLETED), (CANCEL, RunState.CANCELLED)):
         if is_there(paths.marker(marker)):
             return state.value
@@ -171,7 +173,7 @@ def _send(notify: NotifyConfig, event: Event) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill what is left of a process and of those that it started."""
+    """Kill a process and the processes that it started, if any are left."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     if process.stdout is not None:

@@ -1,6 +1,6 @@
 """Program of a child process that sends one event: `python -m hpc_trainer.notify.send` reads an order from stdin.
 
-It prints what failed, never the address of the webhook: that holds a secret, and the output goes into a log.
+It prints errors, but never the webhook's address, which holds a secret: the output goes into a log.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def main() -> int:
         problems.append(_run_command(order["command"], event, timeout_s))
     if order["webhook_env"] is not None:
         problems.append(_post(order["webhook_env"], order["shape"], event, timeout_s))
-    told = [problem for problem in problems if problem is not None]
-    print("; ".join(told), end="", flush=True)
-    return 1 if told else 0
+    errors = [problem for problem in problems if problem is not None]
+    print("; ".join(errors), end="", flush=True)
+    return 1 if errors else 0
 
 
 def _run_command(command: str, event: dict[str, Any], timeout_s: float) -> str | None:
-    """Run the user's command with the event in its environment and on its stdin; return what failed."""
+    """Run the user's command with the event in its environment and on its stdin; return an error message, if any."""
     facts = {"EVENT": event["event"], "SWEEP": event["sweep"], "RUN": event["run_id"], "TEXT": _line(event)}
     environ = {**os.environ, **{f"HPC_TRAINER_NOTIFY_{name}": value for name, value in facts.items()}}
     try:
@@ -50,7 +50,7 @@ def _run_command(command: str, event: dict[str, Any], timeout_s: float) -> str |
 
 
 def _post(variable: str, shape: str, event: dict[str, Any], timeout_s: float) -> str | None:
-    """Post the event to the address in an environment variable; return what failed, without the address."""
+    """Post the event to the address in an environment variable; return an error message without the address, if any."""
     url = os.environ.get(variable, "")
     if not url:
         return f"the variable {variable} (notify.webhook_env) is not set in the job"

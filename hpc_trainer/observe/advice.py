@@ -23,8 +23,8 @@ from hpc_trainer.observe import rules_of_resources, rules_of_time
 from hpc_trainer.observe.facts import TIME, Facts, Finding, Gain, Rule, gather
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import RunStatus, SweepStatus
-from hpc_trainer.slurm.limits import Limits, find_shape_problems, read_limits
-from hpc_trainer.slurm.shape import shape_of
+from hpc_trainer.slurm.limits import Limits, read_limits
+from hpc_trainer.slurm.shape import find_shape_problems, shape_of
 
 LEAST_GAIN = 0.05
 """Smallest gain that is worth a line, as a fraction of the time or resource that the run takes."""
@@ -131,7 +131,7 @@ class SharedAdvice:
 
 
 def advise_runs(status: SweepStatus, run_ids: Sequence[str]) -> tuple[list[AdvisedRun], list[str]]:
-    """Return those of the runs that have begun, at most `MOST_RUNS`, with advice, and notes on runs not looked at."""
+    """Return advice on the runs that have begun, at most `MOST_RUNS`, and notes on the runs that were left out."""
     begun = [run for run in map(status.run, run_ids[:MOST_RUNS]) if run.attempts]
     notes = [] if len(run_ids) <= MOST_RUNS else [f"the first {MOST_RUNS} of {len(run_ids)} runs were looked at."]
     tuned, ask_limits = [], _limits_of(status)
@@ -149,7 +149,7 @@ def advise_runs(status: SweepStatus, run_ids: Sequence[str]) -> tuple[list[Advis
 
 
 def _faults_of(facts: Facts) -> list[str]:
-    """Return what `hardware check --run` found wrong with the run's hardware, but for a missing internet."""
+    """Return the faults that `hardware check --run` found on the run's hardware, except missing internet."""
     figures = facts.measured
     if figures is None:
         return []

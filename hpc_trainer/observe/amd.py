@@ -1,6 +1,6 @@
 """AMD's GPUs, read with AMD SMI (amdsmi), in the same form as NVIDIA's. This code has not run on an AMD GPU yet.
 
-The library's Python functions return dicts, in which the text "N/A" stands for a value that the device does not have.
+The library's Python functions return dicts, in which the text "N/A" means that the device does not have the value.
 """
 
 from __future__ import annotations

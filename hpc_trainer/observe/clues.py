@@ -21,7 +21,7 @@ _MOST_STRAGGLERS = 20
 
 
 def clues_of(status: SweepStatus, run: RunStatus, *, is_alone: bool) -> Clues:
-    """Return what the run's flight records, stragglers, GPUs and advice add to its explanation.
+    """Return the evidence and advice on a run from its flight records, stragglers, GPUs and advice rules.
 
     Args:
         status: the sweep.
@@ -56,7 +56,7 @@ def _straggler_events(slow: Sequence[Straggler]) -> Iterator[tuple[float, str]]:
 
 
 def report_part(status: SweepStatus) -> ReportPart:
-    """Return what a sweep's report shows of stragglers, advice and telemetry."""
+    """Return the sections of a sweep's report on stragglers, advice and telemetry."""
     stragglers = [
         f"{run.run_id}: {line}"
         for run in status.runs

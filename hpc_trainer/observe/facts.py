@@ -195,7 +195,7 @@ def pace_of(records: Iterable[Mapping[str, Any]], resumed_steps: Sequence[int]) 
 
 
 def uses_of(samples: Sequence[Sample]) -> list[RankUse]:
-    """Return what each rank used while it trained: samples of its start and of its last save do not count."""
+    """Return the resources that each rank used while it trained; samples of its start and last save do not count."""
     samples_of: dict[tuple[int, str | None], list[Sample]] = {}
     for sample in samples:
         samples_of.setdefault((sample.rank, sample.device.uuid if sample.device else None), []).append(sample)

@@ -151,7 +151,7 @@ def _mixed_up(flights: Mapping[int, Flight]) -> str | None:
             if (other[1].name, other[1].shape) != (collective.name, collective.shape):
                 return (
                     f"{_name(other[0])} is in {_described(other[1])}, and {_name(flight)} in the same place in "
-                    f"{collective.name} of {collective.shape or 'nothing'}: the code of the ranks does not agree."
+                    f"{collective.name} of {collective.shape or 'nothing'}: the ranks run different code."
                 )
     return None
 
@@ -176,7 +176,7 @@ def _described(collective: Collective) -> str:
 
 
 def _doing(flight: Flight) -> str:
-    """Return a clause on what the rank was doing and where; for a failed rank, its error."""
+    """Return a clause on the rank's activity and its place in the code; for a failed rank, its error."""
     at = "" if flight.frame is None else f", at {flight.frame}"
     if flight.error is not None:
         return f"it ended with {flight.error}{at}"
@@ -232,7 +232,7 @@ def seconds(value: float) -> str:
 
 
 def open_collectives(flight: Flight) -> Iterator[Collective]:
-    """Return the collectives that the rank was in."""
+    """Return the collectives that the rank had entered and not left when the record was written."""
     return (collective for collective in flight.collectives if collective.is_open)
 
 

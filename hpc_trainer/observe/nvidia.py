@@ -281,7 +281,7 @@ class NvidiaDevice:
         return None if power is None else power / 1e3, None if limit is None else limit / 1e3, energy
 
     def _temperature_limit(self) -> float | None:
-        """Return the °C at which the device lowers its clocks: its highest working, or its slowdown temperature."""
+        """Return the °C at which the device lowers its clocks: its maximum operating or its slowdown temperature."""
         nvml = self.nvml
         kinds = (nvml.NVML_TEMPERATURE_THRESHOLD_GPU_MAX, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
         limits = (self._quietly(nvml.nvmlDeviceGetTemperatureThreshold, self.gpu, kind) for kind in kinds)
@@ -394,7 +394,7 @@ class _Counted:
 
 
 def _value(nvml: Any, field: Any) -> int | None:
-    """Return the value of a field, whatever type the driver gave it; None if the driver gave no value."""
+    """Return the value of a field of any type; None if the driver gave no value."""
     if field.nvmlReturn != nvml.NVML_SUCCESS:
         return None
     names = {

@@ -167,7 +167,7 @@ def _length(spans: Iterable[tuple[float, float]]) -> float:
 
 
 def _at(start: float, stop: float, host: Sequence[Span], waits: Sequence[Span]) -> str:
-    """Return what the main thread did from start to stop: the operator or wait that covers most, else Python."""
+    """Return the main thread's activity from start to stop: the operator or wait that covers most, else Python."""
     best, covered = "", 0.0
     for span in [*host, *waits]:
         overlap = min(stop, span.end) - max(start, span.start)
@@ -206,7 +206,7 @@ def summary_lines(figures: ProfileFigures, config: TrainConfig, rank: int = 0) -
 
 
 def advice(figures: ProfileFigures, config: TrainConfig) -> Iterator[str]:
-    """Yield what to change, each with the key of the configuration and the figure that led to it.
+    """Yield the changes to make, each with the key of the configuration and the figure that led to it.
 
     The figure that weighs most comes first.
     """

@@ -221,7 +221,7 @@ def _is_on_cpu(event: Any) -> bool:
 
 
 def _is_mark(event: Any) -> bool:
-    """Return True for a named span, which is no operator or kernel."""
+    """Return True for a named span, which is neither an operator nor a kernel."""
     return bool(event.is_user_annotation) or event.name.startswith((STEP, OPTIMIZER, DATA_WAIT))
 
 

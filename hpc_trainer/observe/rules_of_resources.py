@@ -317,7 +317,7 @@ RULES = (
     Rule(
         name="host-bound",
         when="the GPU is ≤ 50 % at work, and a step waits for data ≤ 10 % of its time",
-        why="what is left is the host: Python and launches of kernels",
+        why="the rest is time of the host: Python and launches of kernels",
         find=_host_bound,
     ),
     Rule(
@@ -341,13 +341,13 @@ RULES = (
     Rule(
         name="idle-cpus",
         when="on Slurm, a rank has ≥ 4 times the cores that were busy 95 % of the time, ≥ 2 more than 1.5 times",
-        why="more than what a GPU's node has for it, 14 (DGX H100), or without GPUs; a busy moment does not slow a run",
+        why="above a GPU's share of a node (14 cores, DGX H100), or without GPUs; a busy moment does not slow a run",
         find=_idle_cpus,
     ),
     Rule(
         name="host-memory",
         when="on Slurm, a complete run asked for ≥ 4 times its peak, and ≥ 8 GB more than 1.5 times the peak and 1 GB",
-        why="more than what a GPU's node has for it, 256 GB (DGX H100), or without GPUs; file caches count, too",
+        why="above a GPU's share of a node (256 GB, DGX H100), or without GPUs; file caches count, too",
         find=_host_memory,
     ),
     Rule(

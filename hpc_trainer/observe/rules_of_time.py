@@ -15,7 +15,7 @@ from hpc_trainer.record.ledger import STARTS
 from hpc_trainer.record.measured import is_on_each_rank, reduced_bytes
 from hpc_trainer.record.states import TIMEOUT, RunState
 from hpc_trainer.runtime.pace import best_interval, mean_time_between_interruptions
-from hpc_trainer.slurm.limits import longest_limit
+from hpc_trainer.slurm.shape import longest_limit
 
 _WAIT = 0.2  # of a step
 _BUSY = 0.9  # of the cores
@@ -166,7 +166,7 @@ def _saves_wait(facts: Facts) -> Iterator[Finding]:
 
 
 def _stood_still(facts: Facts, share: float) -> str:
-    seen = f"training stood still for its checkpoints {share:.0%} of the time ({facts.spent_on('save_stall'):.3g} s)"
+    seen = f"training stopped for its checkpoints {share:.0%} of the time ({facts.spent_on('save_stall'):.3g} s)"
     figures, held = facts.measured, facts.memory
     if figures is None or not held.get("weights") or not is_on_each_rank(facts.config):
         return seen
@@ -250,7 +250,7 @@ def _log_lines(facts: Facts) -> Iterator[Finding]:
 
 
 def _round_up(count: int) -> int:
-    """Round up to 1, 2 or 5 times a power of ten."""
+    """Round `count` up to 1, 2 or 5 times a power of ten."""
     size = int(10 ** (len(str(count)) - 1))
     return next(size * factor for factor in (1, 2, 5, 10) if size * factor >= count)
 
@@ -345,13 +345,13 @@ RULES = (
     ),
     Rule(
         name="saves-wait",
-        when="checkpoint.asynchronous=false, and training stands still for saves ≥ 10 % of its time, ≥ 1 s",
+        when="checkpoint.asynchronous=false, and training stops for saves ≥ 10 % of its time, ≥ 1 s",
         why="a save beside training stalls it at most a tenth as long (docs/benchmarks/checkpoints.md)",
         find=_saves_wait,
     ),
     Rule(
         name="saves-often",
-        when="training stands still for ≥ 10 saves ≥ 10 % of its time, ≥ 1 s, at less than half the best interval",
+        when="training stops for ≥ 10 saves ≥ 10 % of its time, ≥ 1 s, at less than half the best interval",
         why="Daly (2006): the interval that loses the least to saves and to work done twice",
         find=_saves_often,
     ),

@@ -197,7 +197,7 @@ class Mover:
         stays = self._stays(warning.node)
         if stays is not None:
             self._asked_s = now
-            self._notes.tell(stays, f"{warning.text}. The run goes on here: {stays}")
+            self._notes.tell(stays, f"{warning.text}. The run continues on this node: {stays}")
             return
         write_move(self._paths, self._attempt, move_of(warning))
         self._notes.tell("move", f"{warning.text}. The run is asked to save, and to leave {warning.node}.")
@@ -330,7 +330,7 @@ class _Collector:
         self._families = families
 
     def collect(self) -> Iterable[Any]:
-        """Return all families."""
+        """Return all families of metrics."""
         return self._families
 
 
@@ -455,7 +455,7 @@ class Sampler:
         try:
             self._sample(host, devices)
         except OSError as error:
-            self.notes.tell("file", f"a sample could not be written, training goes on: {error}")
+            self.notes.tell("file", f"a sample could not be written, training continues: {error}")
         except Exception as error:
             self.notes.tell(f"{type(error).__name__}", f"a sample is lost: {type(error).__name__}: {error}")
 
@@ -501,7 +501,7 @@ class Sampler:
             watcher.take(samples)
         except Exception as error:
             what = type(watcher).__name__
-            self.notes.tell(what, f"{what} lost a sample, training goes on: {type(error).__name__}: {error}")
+            self.notes.tell(what, f"{what} lost a sample, training continues: {type(error).__name__}: {error}")
 
 
 def devices_of(config: TrainConfig, env: RankEnv, notes: Notes, gpu: Sequence[str]) -> Devices | None:

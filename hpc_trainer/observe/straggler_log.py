@@ -57,7 +57,7 @@ class Judge:
         self._reported: dict[int, float] = {}
 
     def see(self, ranks: Sequence[tuple[float, float, float]]) -> list[Verdict]:
-        """Record a measurement, and return what is new.
+        """Record a measurement, and return the verdicts that have changed.
 
         Args:
             ranks: for each of two ranks or more, seconds of a step: its own work, its wait for data in that, the step.

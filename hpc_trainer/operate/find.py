@@ -1,16 +1,25 @@
-"""Lookup of sweeps and runs by the names that a user types."""
+"""Lookup of sweeps and runs by the names that a user types, and these names for shell completion."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from hpc_trainer.errors import RunStateError, UntrustedFileError, did_you_mean
 from hpc_trainer.record.files import set_umask
-from hpc_trainer.record.layout import OTHER_FOLDER, TRASH, SweepPaths, default_runs_dir, sweep_folder
-from hpc_trainer.record.reading import Faults, check_place, check_trusted, exists
+from hpc_trainer.record.layout import (
+    OTHER_FOLDER,
+    SWEEP_FILES,
+    TRASH,
+    SweepPaths,
+    default_runs_dir,
+    is_run_id,
+    sweep_folder,
+)
+from hpc_trainer.record.reading import Faults, check_place, check_trusted, exists, read_json
 from hpc_trainer.record.status import SweepStatus, known_by_files, read_status
 
 
@@ -75,7 +84,7 @@ def prepare_to_write(sweep: SweepPaths, run_ids: Iterable[str] = (), *, page: Pa
     Args:
         sweep: the sweep whose files are written.
         run_ids: the runs in whose folders files are written.
-        page: the only file that is written, an absolute path; nothing is refused if it lies outside the sweep's folder.
+        page: the only file that is written, an absolute path; nothing is refused if it is outside the sweep's folder.
 
     Raises:
         UntrustedFileError: others may write the sweep's folder, the folder of one of the runs, or that of the page.
@@ -196,7 +205,7 @@ def elsewhere_too(status: SweepStatus, run_ids: Iterable[str], names: Sequence[s
     ]
     if not others:
         return None
-    taken = f"{', '.join(names)} is taken of sweep {folder.name}"
+    taken = f"{', '.join(names)} is the run of sweep {folder.name}"
     return f"{taken}; {', '.join(others)} has it too: {others[-1]}/{names[0]} names that one."
 
 
@@ -249,3 +258,46 @@ def find_runs(status: SweepStatus, names: Iterable[str]) -> list[str]:
             raise RunStateError(f"no run of {status.sweep.name} is named {name!r}. Runs: {listed}.")
         run_ids.update(dict.fromkeys(chosen))
     return [*run_ids]
+
+
+_MOST_NAMES = 20_000
+"""Number of runs after which older sweeps are not listed."""
+_RUN_FOLDER = re.compile(r".+-[0-9a-f]{10}")
+
+
+def sweep_names(runs_dir: Path) -> list[str]:
+    """Return the names of the sweeps, the latest changed first."""
+    times: dict[str, float] = {}
+    with contextlib.suppress(OSError), os.scandir(runs_dir) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                is_earlier_name = entry.is_symlink() and sweep_folder(runs_dir, entry.name).name != entry.name
+                if is_earlier_name or entry.name.startswith(TRASH):
+                    continue
+                if is_run_id(entry.name) and any(os.path.lexists(f"{entry.path}/{name}") for name in SWEEP_FILES):
+                    times[entry.name] = entry.stat().st_mtime
+    return sorted(times, key=lambda name: times[name], reverse=True)
+
+
+def run_names(runs_dir: Path, sweep: str | None, prefix: str) -> list[str]:
+    """Return run ids with this prefix, of one sweep or of all; an empty prefix lists the newest sweep only."""
+    sweeps = [sweep] if sweep is not None else sweep_names(runs_dir)
+    names: dict[str, None] = {}
+    num_seen = 0
+    for sweep_name in sweeps if prefix else sweeps[:1]:
+        for name in _runs_of(SweepPaths(runs_dir / sweep_name)):
+            num_seen += 1
+            if name.startswith(prefix):
+                names[name] = None
+        if num_seen > _MOST_NAMES:
+            break
+    return [*names]
+
+
+def _runs_of(paths: SweepPaths) -> Iterator[str]:
+    """Yield runs of the newest submit and runs with a folder; runs of older submits that never began are missing."""
+    newest = (read_json(paths.sweep) or {}).get("run_ids")
+    listed = newest if isinstance(newest, list) else ()
+    yield from (name for name in listed if isinstance(name, str) and is_run_id(name))
+    with contextlib.suppress(OSError), os.scandir(paths.folder) as entries:
+        yield from (entry.name for entry in entries if _RUN_FOLDER.fullmatch(entry.name) and is_run_id(entry.name))

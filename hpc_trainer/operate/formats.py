@@ -22,7 +22,7 @@ _MARKDOWN = re.compile(r"([\\`*_<>|\[\]])")
 
 
 def shown_columns(table: ResultTable) -> list[str]:
-    """Return the columns of a table for people, in which a deviation stands behind its mean."""
+    """Return the columns of a table for reading, in which a deviation follows its mean in one column."""
     columns = table.columns
     return [column for column in columns if not (column.endswith(STD) and column.removesuffix(STD) in columns)]
 
@@ -134,9 +134,9 @@ def write_parquet(table: ResultTable, path: Path) -> None:
         )
     if not path.absolute().parent.is_dir():
         raise ConfigError(f"--parquet={path}: there is no folder {path.absolute().parent}. Make it, or name another.")
-    found = frame(table.rows, table.columns)
+    table_frame = frame(table.rows, table.columns)
     for column in table.columns:
         kinds = {type(value) for value in (row.get(column) for row in table.rows) if value is not None}
         if str in kinds and len(kinds) > 1:
-            found[column] = [None if row.get(column) is None else _plain(row[column]) for row in table.rows]
-    found.to_parquet(path, index=False)
+            table_frame[column] = [None if row.get(column) is None else _plain(row[column]) for row in table.rows]
+    table_frame.to_parquet(path, index=False)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,8 @@ from hpc_trainer.errors import ConfigError, valid
 from hpc_trainer.operate.where import Where
 from hpc_trainer.record.ledger import Kind
 from hpc_trainer.record.metrics import best_in
-from hpc_trainer.record.spec import find_axes, typed_axes
+from hpc_trainer.record.reading import is_number
+from hpc_trainer.record.spec import RunSpec, find_axes, typed_axes
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import (
     RunStatus,
@@ -29,6 +31,24 @@ from hpc_trainer.record.status import (
     wall_s,
 )
 from hpc_trainer.record.summaries import stamp_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestRun:
+    """Best trial of a search (hook `best_of`)."""
+
+    sweep: str
+    run_id: str
+    trial: int
+    """Number of the trial, from 0."""
+    metric: str
+    value: float
+    rung: int | None
+    """Step of `value` if no trial is complete; None for a complete trial's final value."""
+    params: Mapping[str, Any]
+    """Value of each axis of the search, by its key."""
+    again: Sequence[str]
+    """Overrides of `submit` that train this trial again with other seeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +138,7 @@ class ResultTable:
         return dataclasses.replace(self, chosen=list(dict.fromkeys(chosen)))
 
     def means_over(self, axes: Sequence[str]) -> ResultTable:
-        """Return a row for each group of runs that differ in nothing but these axes.
+        """Return a row for each group of runs that differ only in these axes.
 
         A row has the mean of each metric over the group's complete runs, its standard deviation (over n - 1) if at
         least two runs have it, `n`, the number of complete runs, `runs`, the number of all, and the sums of the costs
@@ -144,10 +164,9 @@ class ResultTable:
         complete = [row for row in group if row["state"] == RunState.COMPLETED.value]
         means: dict[str, Any] = {}
         for column in (name for metric in self.metrics for name in (metric, f"{metric}{BEST}")):
-            values = [float(row[column]) for row in complete if _is_figure(row.get(column))]
+            values = [float(row[column]) for row in complete if is_number(row.get(column))]
             if values:
-                means[column] = math.fsum(values) / len(values)
-                means[f"{column}{STD}"] = statistics.stdev(values) if len(values) > 1 and _is_finite(values) else None
+                means[column], means[f"{column}{STD}"] = _mean_and_deviation(values)
         known = [cost for cost in self.costs if any(row.get(cost) is not None for row in group)]
         costs = {cost: round(math.fsum(row.get(cost) or 0.0 for row in group), 6) for cost in known}
         first = group[0]
@@ -160,20 +179,23 @@ class ResultTable:
         }  # fmt: skip
 
 
+def _mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
+    """Return the mean, and the standard deviation over n - 1; None for one value, and for values that are not finite.
+
+    Runs diverge: an exact sum of infinities of both signs, or of values near the largest float, is an error.
+    """
+    with contextlib.suppress(OverflowError):
+        if all(map(math.isfinite, values)):
+            return math.fsum(values) / len(values), statistics.stdev(values) if len(values) > 1 else None
+    return sum(values) / len(values), None
+
+
 def as_value(text: str) -> Any:
     """Return the number or the truth value that a text stands for; other texts unchanged."""
     if text in ("true", "false"):
         return text == "true"
     number = _number(text)
     return text if number is None else number
-
-
-def _is_figure(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _is_finite(values: Sequence[float]) -> bool:
-    return all(map(math.isfinite, values))
 
 
 def result_table(status: SweepStatus, *, typed: bool = False, best: bool = False) -> ResultTable:
@@ -191,8 +213,8 @@ def result_table(status: SweepStatus, *, typed: bool = False, best: bool = False
     axes = find_axes([run.spec for run in runs])
     contributed: Sequence[Columns] = contributions("result_columns")
     names = list(dict.fromkeys(axis for row in axes.values() for axis in row))
-    found = {run.run_id: newest_metrics(status, run) for run in runs}
-    logged = dict.fromkeys(name for metrics, _ in found.values() for name in metrics)
+    newest = {run.run_id: newest_metrics(status, run) for run in runs}
+    logged = dict.fromkeys(name for metrics, _ in newest.values() for name in metrics)
     taken = _OURS.union(*(columns.names for columns in contributed), names)
     taken |= {f"{name}{end}" for name in logged for end in (BEST, BEST_STEP, STD)}
     columns = {name: f"{TOLD}{name}" if name in taken else name for name in logged}
@@ -200,14 +222,14 @@ def result_table(status: SweepStatus, *, typed: bool = False, best: bool = False
         axes = {run.run_id: typed_axes(run.spec, axes[run.run_id]) for run in runs}
     codes = {run.run_id: run.submission.code for run in runs if run.submission is not None}
     varies = len(set(codes.values())) > 1
-    times, kept = submit_times(status.ledger), kept_by(runs)
+    times, kept = submit_times(status.ledger), kept_by(run.spec for run in runs)
     known_by = sorted(name for domain in contributed for name in domain.names)
     rows = [
         {
             "run_id": run.run_id,
             **axes[run.run_id],
             **({"code": (codes.get(run.run_id) or "")[:12] or None} if varies else {}),
-            **_outcome(status, run, *found[run.run_id], columns, best=kept if best else None),
+            **_outcome(status, run, *newest[run.run_id], columns, best=kept if best else None),
             **_cost(status, run, times.get(run.run_id, ()), contributed, known_by),
         }
         for run in runs
@@ -218,9 +240,9 @@ def result_table(status: SweepStatus, *, typed: bool = False, best: bool = False
     return ResultTable(rows=rows, axes=names, metrics=list(columns.values()), costs=costs, kept=kept)
 
 
-def kept_by(runs: Sequence[RunStatus]) -> CheckpointConfig:
+def kept_by(specs: Iterable[RunSpec]) -> CheckpointConfig:
     """Return how runs choose their best checkpoint, from the first of them whose configuration is there."""
-    first = next((run.spec for run in runs if not run.spec.is_lost), None)
+    first = next((spec for spec in specs if not spec.is_lost), None)
     return kept_best({} if first is None else first.config.get("checkpoint", {}))
 
 
@@ -233,11 +255,6 @@ def runs_where(status: SweepStatus, run_ids: Sequence[str], condition: Where) ->
     table = result_table(status, best=needs_best(condition.names)).where(condition)
     chosen = {row["run_id"] for row in table.rows}
     return [run_id for run_id in run_ids if run_id in chosen]
-
-
-def result_rows(status: SweepStatus, *, typed: bool = False) -> list[dict[str, Any]]:
-    """Return a flat dict for each run, as `result_table` without best values."""
-    return list(result_table(status, typed=typed).rows)
 
 
 def _outcome(
@@ -257,7 +274,7 @@ def _outcome(
 def _best_values(
     status: SweepStatus, run: RunStatus, names: Sequence[str], how: CheckpointConfig
 ) -> Mapping[str, tuple[float, int]]:
-    """Return name -> (best value, its step), from the run's summary if metrics.jsonl is as it was then."""
+    """Return name -> (best value, its step), from the run's summary if metrics.jsonl has not changed since."""
     paths = status.sweep.run(run.run_id)
     is_small = functools.partial(is_best_small, how)
     is_usual = all(is_small(name) == small_is_better(name) for name in names)  # else kept values are the other ends

@@ -1,4 +1,4 @@
-"""`hpc-trainer sync`: what runs have logged goes to W&B and MLflow (docs/trackers.md).
+"""`hpc-trainer sync`: the records that runs have logged are sent to W&B and MLflow (docs/trackers.md).
 
 metrics.jsonl has each step once, over all attempts and rollbacks. MLflow may be a folder (its file store), a database
 or a server; W&B gets the steps at once or, with WANDB_MODE=offline, by folders for `wandb sync`. Trainings are not
@@ -95,7 +95,7 @@ class Destination(Protocol):
 
 
 def read_logged(sweep: SweepPaths, run: RunStatus) -> Logged:
-    """Return the data of a run that has begun."""
+    """Return what a tracker gets of a run, which must have begun."""
     paths, attempts = sweep.run(run.run_id), run.attempts
     start_time = attempts[0].start_time
     code = (read_json(sweep.sweep) or {}).get("code")
@@ -342,7 +342,7 @@ def tracker_named(name: str, option: str) -> TrackerName:
 def sync_named(
     runs_dir: Path, names: Sequence[str], sweep: str | None, to: TrackerName | None
 ) -> tuple[SweepStatus, SyncResult]:
-    """Sync the runs that the user's names mean (`operate/find.py`); the rest is as in `sync_runs`."""
+    """Sync the runs that the user's names mean (`operate/find.py`), with the errors of `sync_runs`."""
     status, run_ids = select(runs_dir, names, sweep, is_look=True)
     return status, sync_runs(status, run_ids, to)
 

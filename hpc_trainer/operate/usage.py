@@ -64,34 +64,34 @@ def usage(sweeps: Sequence[SweepPaths], by: Sequence[str], notes: list[str]) -> 
         by: columns of `GROUPS`.
         notes: gets a note if Slurm did not answer or has forgotten jobs.
     """
-    found: dict[tuple[str, ...], Use] = {}
+    uses_by_group: dict[tuple[str, ...], Use] = {}
 
     def group(sweep: str, person: str, account: str, month: str) -> Use:
         values = dict(zip(GROUPS, (sweep, person, account, month), strict=True))
-        return found.setdefault(tuple(values[name] for name in by), Use())
+        return uses_by_group.setdefault(tuple(values[name] for name in by), Use())
 
     read = [_Sweep(paths) for paths in sweeps]
-    jobs = {job: each for each in read for job in each.arrays}
-    since = min((each.since for each in read if each.arrays), default=time.time())
+    jobs = {job: sweep for sweep in read for job in sweep.arrays}
+    since = min((sweep.since for sweep in read if sweep.arrays), default=time.time())
     uses: list[JobUse] = []
     try:
         uses = ask_uses(jobs, since) if jobs else []
     except SlurmError as error:
         notes.append(f"sacct did not answer ({error}): hours are from the runs' own files.")
-    told = {array_of(use.job_id): (use.user, use.account) for use in uses}
+    owners = {array_of(use.job_id): (use.user, use.account) for use in uses}
     for use in uses:
         each = jobs.get(array_of(use.job_id))
         if each is not None:
             _add(use, each, functools.partial(group, each.name, use.user, use.account))
     for each in read:
-        each.add_own(told, functools.partial(group, each.name))
-    untold = sorted(job for job in jobs if job not in told)
+        each.add_own(owners, functools.partial(group, each.name))
+    untold = sorted(job for job in jobs if job not in owners)
     if untold and not notes:
         notes.append(
             f"The accounting does not know {len(untold)} of {len(jobs)} arrays, such as {untold[0]}: their hours are "
             "from the runs' own files."
         )
-    return [{**dict(zip(by, key, strict=True)), **found[key].row()} for key in sorted(found)]
+    return [{**dict(zip(by, key, strict=True)), **uses_by_group[key].row()} for key in sorted(uses_by_group)]
 
 
 def total(rows: Sequence[Mapping[str, Any]], by: Sequence[str]) -> dict[str, Any]:
@@ -123,24 +123,28 @@ def _add(use: JobUse, sweep: _Sweep, group: _OfMonth) -> None:
 
 
 class _Sweep:
-    """A sweep with its jobs, and what its own files say of time."""
+    """A sweep with its jobs, and the times recorded in its own files."""
 
     def __init__(self, paths: SweepPaths) -> None:
         self.paths, self.name, self._faults = paths, paths.name, Faults()
         self._ledger, self._specs = known_by_files(paths)
-        on_slurm = [each for each in self._ledger.submissions if each.executor == "slurm" and each.job_id is not None]
-        self._arrays: dict[str, Submission] = {str(each.job_id): each for each in on_slurm}
+        on_slurm = [
+            submission
+            for submission in self._ledger.submissions
+            if submission.executor == "slurm" and submission.job_id is not None
+        ]
+        self._arrays: dict[str, Submission] = {str(submission.job_id): submission for submission in on_slurm}
         self._singles: dict[str, str] = {}
         self._names = {run_id: list_folder(paths.run(run_id).folder, self._faults) or () for run_id in self._specs}
         for run_id, names in self._names.items():
-            for each in read_ledger(paths.run(run_id)).submissions if SUBMISSIONS in names else ():
-                if each.job_id is not None and each.executor == "slurm":
-                    self._singles[each.job_id] = run_id
-        self.since = min((each.time for each in on_slurm), default=time.time())
+            for submission in read_ledger(paths.run(run_id)).submissions if SUBMISSIONS in names else ():
+                if submission.job_id is not None and submission.executor == "slurm":
+                    self._singles[submission.job_id] = run_id
+        self.since = min((submission.time for submission in on_slurm), default=time.time())
 
     @property
     def arrays(self) -> list[str]:
-        """Ids of its jobs on Slurm, arrays as a whole."""
+        """Ids of the sweep's jobs on Slurm; an array counts as one job."""
         return [*self._arrays, *self._singles]
 
     def whose(self, job_id: str) -> RunSpec | None:
@@ -160,11 +164,11 @@ class _Sweep:
         return submission is not None and submission.is_pool
 
     def add_own(self, told: Mapping[str, tuple[str, str]], group: _OfSweep) -> None:
-        """Add what only the sweep's own files say: repeated steps, idle slots, and jobs that Slurm did not tell of.
+        """Add times that only the sweep's own files record: repeated steps, idle slots, jobs unknown to the accounting.
 
         Args:
-            told: array id -> (person, account) for the jobs that Slurm told of.
-            group: returns the group of a person, an account and a month.
+            told: array id -> (user, account) for the jobs in Slurm's accounting.
+            group: returns the group of a user, an account and a month.
         """
         for run_id, spec in self._specs.items():
             if journals_in(self._names[run_id]):
@@ -197,7 +201,7 @@ class _Sweep:
                 group(*whose, month).add("used", gpus, cores, seconds)
 
     def _take_turns(self, pools: Mapping[str, tuple[str, str]], group: _OfSweep) -> None:
-        """Take the turns of runs away from the whole time of the slots, which counts as idle before."""
+        """Subtract the turns of runs from the idle time of the slots, which begins as their whole time."""
         turns = Turns(self.paths)
         slots = [name for name in list_folder(self.paths.folder, self._faults) or () if is_slot(name)]
         for end in turns.all_ends(slots):

@@ -34,7 +34,7 @@ BY_STATE: dict[RunState, Verdict] = {
     RunState.PENDING: Verdict("It waits for its turn.", ("nothing: it starts by itself",)),
     RunState.RUNNING: Verdict("It is running.", ("hpc-trainer status --watch {sweep}",)),
     RunState.REQUEUED: Verdict(
-        "It was interrupted and goes back into the queue by itself.", ("nothing: it goes on by itself",)
+        "It was interrupted and goes back into the queue by itself.", ("nothing: it continues by itself",)
     ),
     RunState.COMPLETED: Verdict("It is complete.", ("hpc-trainer results {sweep}",)),
     RunState.CANCELLED: Verdict(
@@ -47,7 +47,7 @@ BY_STATE: dict[RunState, Verdict] = {
     ),
     RunState.PAUSED: Verdict(
         "Its search let it train until this step, and promotes it if it is among the best there.",
-        ("nothing: it goes on by itself if it is promoted",),
+        ("nothing: it continues by itself if it is promoted",),
     ),
     RunState.HELD: Verdict("It is held, and starts when it is released.", ("hpc-trainer release {run}",)),
     RunState.PREEMPTED: Verdict("It was interrupted, and could not be restarted automatically.", (_SUBMIT,)),
@@ -59,22 +59,22 @@ BY_STATE: dict[RunState, Verdict] = {
     RunState.OUT_OF_MEMORY: Verdict(
         "It used more host memory than it had asked for, and Slurm killed it.",
         (
-            _RETRY + " {memory}: the same run goes on",
+            _RETRY + " {memory}: the same run continues",
             "or the same `hpc-trainer submit` with more of it and --retry-failed",
         ),
     ),
     RunState.FAILED: Verdict("It failed.", (_LOGS, _MEND)),
     RunState.UNKNOWN: Verdict(
-        "A file of it is damaged, and what is lost may tell how it stands.",
-        ("hpc-trainer cancel {run}, then " + _RETRY + ": it goes on from its newest checkpoint",),
+        "One of its files is damaged, and the lost part may record its state.",
+        ("hpc-trainer cancel {run}, then " + _RETRY + ": it resumes from its newest checkpoint",),
     ),
 }
 
-SILENT = Verdict("Slurm does not answer, so how it stands is not known now.", ("ask again later: its job goes on",))
+SILENT = Verdict("Slurm does not answer, so its state is not known now.", ("ask again later: its job continues",))
 TAKEN = Verdict(
     "A job or a local queue has it, and the line that says so is lost.",
     (
-        "nothing: it goes on; once that has ended, the same `hpc-trainer submit`",
+        "nothing: it continues; once it has ended, the same `hpc-trainer submit`",
         "to end it: hpc-trainer cancel {run}",
     ),
 )
@@ -94,16 +94,16 @@ BY_DOUBT: dict[DoubtKind, Verdict] = {
     DoubtKind.silent: SILENT,
     DoubtKind.taken: TAKEN,
     DoubtKind.maybe_taken: Verdict(
-        "A job of the sweep may have it: the line that tells which runs that is for is lost.",
-        ("the scancel that the cause names, then the same `hpc-trainer submit`; runs that are at work go on",),
+        "A job of the sweep may have it: the line that recorded that job's runs is lost.",
+        ("the scancel that the cause names, then the same `hpc-trainer submit`; runs that are at work continue",),
     ),
     DoubtKind.lost_spec: Verdict(
         "It was interrupted, and the line that holds its configuration is lost or damaged.",
-        ("the same `hpc-trainer submit`: it writes the line anew, and the run goes on",),
+        ("the same `hpc-trainer submit`: it writes the line again, and the run continues",),
     ),
     DoubtKind.interrupted: Verdict(
         "A submit was killed before it knew whether the run was taken.",
-        ("the same `hpc-trainer submit`: it asks, and submits what nobody has",),
+        ("the same `hpc-trainer submit`: it asks Slurm, and submits the runs without a job",),
     ),
     DoubtKind.other_cluster: Verdict(
         "Another cluster has it.",
@@ -115,7 +115,7 @@ BY_DOUBT: dict[DoubtKind, Verdict] = {
         ("ask again in ten minutes", "if it stays so for a day: " + _ANEW),
     ),
     DoubtKind.alive_without_job: Verdict(
-        "It lived a moment ago, and Slurm does not know its job.",
+        "It gave a sign of life a moment ago, and Slurm does not know its job.",
         ("ask again in a minute; on its own cluster, if this is another one",),
     ),
     DoubtKind.new_word: Verdict(
@@ -143,24 +143,28 @@ REFUSALS = (INCOMPATIBLE_RESUME, INVALID_CONFIG)
 # Verdicts on FAILED runs, by the cause that the worker recorded.
 BY_CAUSE: dict[str, Verdict] = {
     "exception": Verdict(
-        "The training raised an exception: started again it would do so again, so it was not.",
+        "The training raised an exception. A restart would raise it again, so the run was not restarted.",
         (_LOGS, _MEND),
     ),
     INCOMPATIBLE_RESUME: Verdict(
-        "It refused to go on from a checkpoint of another training: what differs is below (was -> is).",
+        "It refused to resume from a checkpoint of another training; the differences are below (was -> is).",
         (
-            "to go on all the same, where weights and optimizer still fit: the same command with {flag} (and with "
+            "to resume all the same, if weights and optimizer still fit: the same command with {flag} (and with "
             "--retry-failed, if it is submit)",
-            "else take the change back, or begin anew: --fresh or another sweep_name, and without the "
+            "else undo the change, or begin anew: --fresh or another sweep_name, and without the "
             "checkpoint.resume_from that names this checkpoint",
         ),
     ),
     INVALID_CONFIG: Verdict(
-        "What it was asked to do cannot be, which only the run itself could see: the rule, and what can be, are below.",
-        ("change what it names, then submit: that is another run", _RETRY + " if the change is in your own code"),
+        "Its configuration is invalid, which only the run could detect; the rule and the legal choice are below.",
+        (
+            "change the key that it names, then submit: that makes another run",
+            _RETRY + " if the change is in your own code",
+        ),
     ),
     "program": Verdict(
-        "Your program ended with an error: started again it would do so again, so it was not.", (_LOGS, _MEND)
+        "Your program ended with an error. A restart would end with it again, so the run was not restarted.",
+        (_LOGS, _MEND),
     ),
     "diverged": Verdict(
         "The training diverged: gradients were NaN or inf, or spikes, more often than train.max_skipped_steps and "
@@ -175,20 +179,20 @@ BY_CAUSE: dict[str, Verdict] = {
         ),
     ),
     "out_of_memory": Verdict(
-        "The memory of a rank was not enough for a step.",
+        "A rank ran out of memory in a step.",
         ("a smaller train.micro_batch_size: accumulation keeps the batch", "train.recompute=full, parallel=fsdp"),
     ),
     "no_progress": Verdict(
-        "It came back again and again without a new step, so it was stopped for good (exit 76).",
+        "It was restarted again and again without a new step, so it was stopped for good (exit 76).",
         (_LOGS, "a longer time limit or grace if the first step comes late", _RETRY + " counts anew"),
     ),
     LOW_GOODPUT: Verdict(
         "Its time limit ended one attempt after the other, and nearly all of their time went to other things than "
         "training, so it was stopped for good (exit 76).",
         (
-            _LONGER + ": the same run goes on; a partition that allows it is another key, hardware.partition",
-            "hpc-trainer plan names limits that are too short, hpc-trainer advise {run} what else takes the time",
-            "to let it go on as it is: " + _RETRY + " cluster.min_goodput=0",
+            _LONGER + ": the same run continues; another partition is the key hardware.partition",
+            "hpc-trainer plan names limits that are too short, hpc-trainer advise {run} names what else takes the time",
+            "to let it continue unchanged: " + _RETRY + " cluster.min_goodput=0",
         ),
     ),
     "storage": Verdict(
@@ -199,11 +203,11 @@ BY_CAUSE: dict[str, Verdict] = {
         "It ended before its worker began: by a line of cluster.setup, the environment, or the frozen code.",
         (
             "hpc-trainer logs {run}",
-            "mend cluster.setup, cluster.python or the environment, then the same `hpc-trainer submit` with "
-            "--retry-failed: the same run goes on, with the cluster's settings of now",
+            "fix cluster.setup, cluster.python or the environment, then the same `hpc-trainer submit` with "
+            "--retry-failed: the same run continues, with the cluster's present settings",
             "or: "
             + _RETRY
-            + ", which takes the settings of before; cluster.setup or cluster.python may follow it, mended",
+            + ", which uses the earlier settings; cluster.setup or cluster.python may follow it, corrected",
         ),
     ),
     "killed": Verdict(

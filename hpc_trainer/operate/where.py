@@ -62,10 +62,10 @@ class Where:
             ConfigError: the message names the nearest column.
         """
         for name in sorted(self.names - set(columns)):
-            known = [*columns]
-            shown = ", ".join(known[:_MOST_NAMED]) + (" .." if len(known) > _MOST_NAMED else "")
-            quotes = "" if "." in name else f' Text stands in quotes: "{name}".'
-            near = did_you_mean(name, known)
+            names = [*columns]
+            shown = ", ".join(names[:_MOST_NAMED]) + (" .." if len(names) > _MOST_NAMED else "")
+            quotes = "" if "." in name else f' Put text in quotes: "{name}".'
+            near = did_you_mean(name, names)
             raise ConfigError(f"{self.option} {self.text}: there is no column {name}. {near}Columns: {shown}.{quotes}")
 
 
@@ -192,14 +192,14 @@ class _Parser:
             raise self.error(word)
 
     def error(self, expected: str) -> ConfigError:
-        """Return the error for the present place, where `expected` should stand."""
+        """Return the error for the present place, where `expected` should be."""
         token = self._token()
         return self._error_at(len(self._text) if token is None else token.begin, expected)
 
     def _error_at(self, begin: int, expected: str) -> ConfigError:
         rest = self._text[begin:].strip()
-        found = f"{rest[:30]!r}" if rest else "the end"
-        return ConfigError(f"{self._option} {self._text}: at {found} there should be {expected}, {_EXAMPLE}.")
+        rest_text = f"{rest[:30]!r}" if rest else "the end"
+        return ConfigError(f"{self._option} {self._text}: at {rest_text} there should be {expected}, {_EXAMPLE}.")
 
 
 def _plain(value: Any) -> Any:

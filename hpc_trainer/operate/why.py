@@ -40,7 +40,7 @@ _FRAGMENTED = 0.1  # fraction of the reserved memory: above it, another allocato
 
 
 def memory_evidence(memory: Mapping[str, Any]) -> Iterator[str]:
-    """Yield lines on what a rank's memory held; `memory` is the worker's record (features/memory_report)."""
+    """Yield lines on the content of a rank's memory; `memory` is the worker's record (features/memory_report)."""
     figures = _numbers(memory)
     held = ", ".join(f"{name} {figures[name] / 1e9:.3g}" for name in PARTS if name in figures)
     when = f"after step {memory['step']}" if memory.get("step") else "before the first step"
@@ -83,7 +83,7 @@ def _numbers(memory: Mapping[str, Any]) -> dict[str, float]:
 
 
 def meaning_of(run: RunStatus) -> Sign | None:
-    """Return what a failed run's last output means; None if it means nothing or the cause has a verdict of its own."""
+    """Return the sign in a failed run's last output; None if there is none, or the cause has a verdict of its own."""
     error = run.error
     if not run.state.has_failed or run.cause in (*REFUSALS, *_SAYS_ALL):
         return None
@@ -205,7 +205,9 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True, ran
     followers = list(_followers(status, run)) if asks_slurm else []
     evidence += followers
     if followers:
-        advice.append(f"hpc-trainer retry {status.sweep.name}/{run.run_id}: runs that follow it go on by themselves")
+        advice.append(
+            f"hpc-trainer retry {status.sweep.name}/{run.run_id}: runs that follow it then continue by themselves"
+        )
     if memory is not None:
         evidence[1:1] = memory_evidence(memory)
         with contextlib.suppress(ConfigError):  # a configuration of another version: the general advice stays
@@ -285,7 +287,7 @@ _LOOKED_THROUGH = 4 * 2**20
 
 
 def _places(status: SweepStatus, run: RunStatus, rank: int | None, meaning: Sign | None) -> list[str]:
-    """Return file and line of what the verdict rests on: the line with the sign, else the error's last line."""
+    """Return file and line of the verdict's evidence: the line with the sign, else the error's last line."""
     if not run.state.has_failed or run.cause in REFUSALS:
         return []
     said = [line for line in str(run.error.get("traceback", "")).splitlines() if line.strip()]
@@ -317,7 +319,7 @@ def _line_in(file: Path, line: str) -> int | None:
 
 
 def _of_bad_node(status: SweepStatus, run: RunStatus, meaning: Sign | None) -> list[str]:
-    """Return what earlier sweeps say of the node on which a run failed, and keep this failure if it is the node's."""
+    """Return lines on earlier failures of the node on which a run failed; record this failure if the node caused it."""
     node = run.error.get("node") or run.node
     if not isinstance(node, str) or not (run.state.has_failed or run.state is RunState.NODE_FAIL):
         return []
@@ -327,7 +329,7 @@ def _of_bad_node(status: SweepStatus, run: RunStatus, meaning: Sign | None) -> l
     return bad_node_lines(status.sweep, node)
 
 
-_THEN = "bring back what it follows; it goes on by itself then. To give it up: hpc-trainer cancel {sweep}/{run}"
+_THEN = "restart the runs that it follows; then it continues by itself. To give it up: hpc-trainer cancel {sweep}/{run}"
 _MOST_FOLLOWED = 5
 
 
@@ -344,7 +346,7 @@ def _followed(status: SweepStatus, run: RunStatus) -> list[str]:
 
 
 def _followers(status: SweepStatus, run: RunStatus) -> Iterator[str]:
-    """Yield a line for each sweep with runs that wait for a run which does not go on by itself."""
+    """Yield a line for each sweep with runs that wait for a run that nothing restarts by itself."""
     if run.state.is_active or run.state is RunState.COMPLETED:
         return
     for follower in followers_of(status.sweep):
@@ -361,7 +363,7 @@ def _waits(state: RunState, reason: Reason) -> Verdict:
 
 
 def _met_its_end(run: RunStatus) -> bool:
-    """Return True if a rank itself reported that memory was not enough; earlier versions recorded an exception."""
+    """Return True if a rank itself reported that it ran out of memory; earlier versions recorded an exception."""
     error = run.error
     if run.state is RunState.OUT_OF_MEMORY:
         return run.cause == OUT_OF_MEMORY
@@ -446,7 +448,7 @@ def _longer_limit_min(status: SweepStatus, run: RunStatus) -> int:
 
 _LOOKED_AT = 3
 _NOW_LONGER = (
-    "hpc-trainer cancel {run} && hpc-trainer retry {run} hardware.time_limit_min={longer}: it goes on with more time"
+    "hpc-trainer cancel {run} && hpc-trainer retry {run} hardware.time_limit_min={longer}: it continues with more time"
 )
 _WAITED = ("stuck", "peer_lost")
 _IDLE = "; the rank that is not in a collective is the one to look at"
@@ -527,7 +529,7 @@ def by_cause(found: Sequence[Why]) -> list[list[Why]]:
 
 
 def because_of(group: Sequence[Why]) -> list[str]:
-    """Return the evidence that the runs of a group share; an error is without its rank and node if these differ."""
+    """Return the evidence that the runs of a group share; an error omits its rank and node if these differ."""
     first = [*([] if group[0].frame is None else [group[0].frame]), *_because(group[0])]
     if len({*map(tuple, map(_because, group))}) > 1:
         first[-1] = _WHERE.sub("", first[-1])
@@ -539,7 +541,7 @@ def _because(why: Why) -> list[str]:
 
 
 def _cause_of(why: Why) -> tuple[str, ...]:
-    """Return what runs that failed for the same cause share: numbers, paths, ranks and nodes do not matter."""
+    """Return a key that is equal for runs with the same cause: numbers, paths, ranks and nodes do not count."""
     lines = [_WHERE.sub("", line).partition("\n")[0] for line in _because(why)]
     words = [" ".join(word for word in line.split() if "/" not in word) for line in lines]
     frame = [] if why.frame is None else [why.frame]

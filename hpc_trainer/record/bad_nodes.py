@@ -76,16 +76,16 @@ def bad_node_lines(sweep: SweepPaths, node: str) -> list[str]:
     """
     folder, faults = _folder(sweep.folder.parent), Faults()
     names = [name for name in list_folder(folder, faults) or () if name.startswith(f"{node}+")]
-    found = [record for name in names if (record := _read(folder / name)) is not None]
-    if len(found) < 2:
+    records = [record for name in names if (record := _read(folder / name)) is not None]
+    if len(records) < 2:
         return []
-    found.sort(key=lambda record: -record["time"])
-    runs = list(dict.fromkeys(f"{record['sweep']}/{record['run_id']}" for record in found))
+    records.sort(key=lambda record: -record["time"])
+    runs = list(dict.fromkeys(f"{record['sweep']}/{record['run_id']}" for record in records))
     more = f" and {len(runs) - _MOST_NAMED} more" if len(runs) > _MOST_NAMED else ""
-    signs = ", ".join(sorted({record["sign"] for record in found}))
+    signs = ", ".join(sorted({record["sign"] for record in records}))
     return [
-        f"node {node} failed {len(found)} times within {_DAYS} days ({signs}): {', '.join(runs[:_MOST_NAMED])}{more}. "
-        f"hardware.exclude={node} leaves it out"
+        f"node {node} failed {len(records)} times within {_DAYS} days ({signs}): {', '.join(runs[:_MOST_NAMED])}{more}"
+        f". hardware.exclude={node} leaves it out"
     ]
 
 

@@ -1,7 +1,7 @@
-"""Runs that follow others: whom they wait for, by name; how those stand; and what a waiting run has decided.
+"""Runs that follow others: the names of the followed runs, their states, and the decision of a waiting run.
 
 A run that follows others (`after`, or an `init_from` whose source is not complete) looks at them once when its job
-starts, and records in its own folder what came of it (`after.json`). A sweep that is followed has the names of its
+starts, and records its decision in its own folder (`after.json`). A sweep that is followed has the names of its
 followers in `followers/`, so that `why` and `retry` find them.
 """
 
@@ -106,7 +106,7 @@ def told(stands: Sequence[Stand]) -> str:
 
 
 def find_awaited(text: str, runs_dir: Path, key: str = "after") -> Awaited:
-    """Return what SWEEP, SWEEP/RUN, or the folder of either names; a run by its id, or the beginning or end of it.
+    """Return the sweep or run named by SWEEP, SWEEP/RUN or a folder; a run by its id, or the beginning or end of it.
 
     Args:
         text: the name.
@@ -143,7 +143,7 @@ def find_awaited(text: str, runs_dir: Path, key: str = "after") -> Awaited:
 
 
 def specs_of(folder: Path) -> Mapping[str, RunSpec]:
-    """Return the runs of a sweep by its files, or as they are planned."""
+    """Return the specs of a sweep by run id: of a planned sweep if there is one, else from the sweep's files."""
     return PLANNED.get().sweeps.get(folder) or known_by_files(SweepPaths(folder))[1]
 
 
@@ -151,13 +151,13 @@ def _check_sweep(text: str, folder: Path, key: str) -> None:
     """Check that the folder is a sweep of this user. Raises ConfigError."""
     planned = PLANNED.get()
     if not SweepPaths(folder).exists:
-        known = [path.name for path in _folders(folder.parent) if SweepPaths(path).exists]
+        names = [path.name for path in _folders(folder.parent) if SweepPaths(path).exists]
         if planned.names:
-            known = [*planned.names, *known]
-        there = f"Sweeps there: {', '.join(sorted(known)[:_NAMES_SHOWN])}." if known else "There is none yet."
+            names = [*planned.names, *names]
+        there = f"Sweeps there: {', '.join(sorted(names)[:_NAMES_SHOWN])}." if names else "There is none yet."
         raise ConfigError(
             f"{key}={text}: there is no sweep {folder.name} in {folder.parent}. "
-            f"{did_you_mean(folder.name, known)}{there} Submit it first, or name the folder of a sweep elsewhere."
+            f"{did_you_mean(folder.name, names)}{there} Submit it first, or name the folder of a sweep elsewhere."
         )
     try:
         owner = folder.stat().st_uid
@@ -189,30 +189,30 @@ def run_named(name: str, awaited: Sequence[Awaited]) -> Awaited:
     Raises:
         ConfigError: no followed run is named so, or several are.
     """
-    found: list[Awaited] = []
-    for each in awaited:
-        run_ids = list(specs_of(each.folder)) if each.run_id is None else [each.run_id]
-        is_sweep = name == each.folder.name or each.folder.name.endswith(f"-{name}")
+    runs: list[Awaited] = []
+    for source in awaited:
+        run_ids = list(specs_of(source.folder)) if source.run_id is None else [source.run_id]
+        is_sweep = name == source.folder.name or source.folder.name.endswith(f"-{name}")
         fitting = run_ids if is_sweep else [run for run in run_ids if run.startswith(name) or run.endswith(name)]
-        found += [Awaited(each.folder, run_id) for run_id in fitting]
-    found = list(dict.fromkeys(found))
-    if len(found) == 1:
-        return found[0]
-    followed = ", ".join(f"{each.folder.name}{f'/{each.run_id}' if each.run_id else ''}" for each in awaited)
-    if not found:
+        runs += [Awaited(source.folder, run_id) for run_id in fitting]
+    runs = list(dict.fromkeys(runs))
+    if len(runs) == 1:
+        return runs[0]
+    followed = ", ".join(f"{other.folder.name}{f'/{other.run_id}' if other.run_id else ''}" for other in awaited)
+    if not runs:
         raise ConfigError(
             f"{{after.{name}.checkpoint}} names no run that this one follows. It follows {followed or 'none'}: add "
             f"after={name}, or write {{after.NAME.checkpoint}} with one of these names."
         )
     raise ConfigError(
-        f"{{after.{name}.checkpoint}} means one run, and {name} is {len(found)}: "
-        f"{', '.join(str(each.run_id) for each in found[:3])}. Follow one: after={found[0].folder.name}/"
-        f"{found[0].run_id}."
+        f"{{after.{name}.checkpoint}} means one run, and {name} is {len(runs)}: "
+        f"{', '.join(str(run.run_id) for run in runs[:3])}. Follow one: after={runs[0].folder.name}/"
+        f"{runs[0].run_id}."
     )
 
 
 def awaited_of(config: Mapping[str, Any], runs_dir: Path) -> tuple[Awaited, ...]:
-    """Return whom a run follows by its frozen configuration; () if it follows none.
+    """Return the runs that a run follows by its frozen configuration; () if it follows none.
 
     Args:
         config: the frozen configuration; specs of older versions lack the keys.
@@ -226,7 +226,7 @@ def awaited_of(config: Mapping[str, Any], runs_dir: Path) -> tuple[Awaited, ...]
 
 
 def _frozen(name: str, runs_dir: Path) -> Awaited:
-    """Return what a name in a frozen configuration means; `Awaited.text` wrote it."""
+    """Return the sweep or run that a name in a frozen configuration means; `Awaited.text` wrote the name."""
     if not name.startswith("/"):
         sweep, _, run_id = name.partition("/")
         return Awaited(sweep_folder(runs_dir, sweep), run_id or None)
@@ -243,12 +243,12 @@ def look_at(awaited: Iterable[Awaited]) -> list[Stand]:
     Slurm is asked at most once for each sweep, and only about runs whose files do not record an end.
     """
     wanted: dict[Path, set[str] | None] = {}
-    for each in awaited:
-        names = wanted.setdefault(each.folder, set())
-        if each.run_id is None:
-            wanted[each.folder] = None
-        elif names is not None and not is_there(each.sweep.run(each.run_id).marker(DONE)):
-            names.add(each.run_id)
+    for followed in awaited:
+        names = wanted.setdefault(followed.folder, set())
+        if followed.run_id is None:
+            wanted[followed.folder] = None
+        elif names is not None and not is_there(followed.sweep.run(followed.run_id).marker(DONE)):
+            names.add(followed.run_id)
     return [stand for folder, run_ids in wanted.items() for stand in _stands(folder, run_ids)]
 
 
@@ -327,7 +327,7 @@ def _best(done: Sequence[RunStatus], folder: Path) -> tuple[RunStatus, str]:
 
 
 def digest_of(kind: str, specs: Iterable[RunSpec]) -> str:
-    """Return the SHA-256 that stands for content which these runs will have, 64 hex digits."""
+    """Return a SHA-256 (64 hex digits) to use in place of that of content which these runs do not have yet."""
     return hashlib.sha256("\n".join([kind, *sorted(spec.digest for spec in specs)]).encode()).hexdigest()
 
 
@@ -341,12 +341,12 @@ def on_failure_of(spec: RunSpec) -> OnFailure:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Followed runs that are not complete, by what they mean for the run that follows them."""
+    """Followed runs that are not complete, sorted by their effect on the run that follows them."""
 
     failed: tuple[Stand, ...] = ()
     """Runs that failed or were cancelled, unless they do not count (`after.on_failure=start`)."""
     idle: tuple[Stand, ...] = ()
-    """Runs that nobody brings back, the failed ones included: only a user lets the waiting run go on."""
+    """Runs that nothing restarts automatically, the failed ones included: only a user lets the waiting run start."""
     active: tuple[Stand, ...] = ()
     """Runs that wait or work."""
     is_cancelled: bool = False
@@ -354,7 +354,7 @@ class Waits:
 
     @classmethod
     def of(cls, stands: Sequence[Stand], on_failure: OnFailure) -> Waits:
-        """Return what these runs mean under a reaction to failures."""
+        """Sort these runs by their effect on the run that follows them, under a reaction to failures."""
         failed = tuple(stand for stand in stands if stand.has_failed and on_failure is not OnFailure.start)
         idle = tuple(stand for stand in stands if not stand.state.is_active and not stand.has_failed)
         active = tuple(stand for stand in stands if stand.state.is_active)
@@ -367,8 +367,8 @@ class Waits:
 
 
 def held_reason(stands: Sequence[Stand]) -> str:
-    """Return why a run is held, with the command that lets it go on."""
-    return f"follows {told(stands)}; hpc-trainer retry {stands[0].name} lets it go on"
+    """Return why a run is held, with the command that releases it."""
+    return f"follows {told(stands)}; hpc-trainer retry {stands[0].name} lets it start"
 
 
 def cancel_follower(paths: RunPaths, failed: Sequence[Stand]) -> None:
@@ -425,7 +425,7 @@ def stages_of(runs_dir: Path, name: str) -> list[SweepPaths]:
 
 def note_followers(sweep: SweepPaths, specs: Iterable[RunSpec]) -> None:
     """Record in each followed sweep that runs of `sweep` follow it."""
-    folders = {each.folder for spec in specs for each in awaited_of(spec.config, sweep.folder.parent)}
+    folders = {followed.folder for spec in specs for followed in awaited_of(spec.config, sweep.folder.parent)}
     for folder in folders - {sweep.folder}:
         with contextlib.suppress(OSError):  # a full disk: the waiting runs look by themselves
             followed = SweepPaths(folder)
@@ -436,12 +436,12 @@ def note_followers(sweep: SweepPaths, specs: Iterable[RunSpec]) -> None:
 
 def followers_of(sweep: SweepPaths) -> list[SweepPaths]:
     """Return the sweeps that have runs which follow runs of `sweep`."""
-    found = []
+    followers = []
     for name in list_folder(sweep.followers, Faults()) or ():
         folder = (read_json(sweep.followers / name, Faults()) or {}).get("folder")
         if isinstance(folder, str) and SweepPaths(Path(folder)).exists:
-            found.append(SweepPaths(Path(folder)))
-    return sorted(found, key=lambda each: each.name)
+            followers.append(SweepPaths(Path(folder)))
+    return sorted(followers, key=lambda follower: follower.name)
 
 
 def waiting_for(follower: SweepStatus, sweep: SweepPaths, run_id: str | None = None) -> list[RunStatus]:
@@ -453,34 +453,34 @@ def waiting_for(follower: SweepStatus, sweep: SweepPaths, run_id: str | None = N
         for run in waiting
         if not run.spec.is_lost
         and any(
-            each.folder == sweep.folder and (run_id is None or each.run_id in (None, run_id))
-            for each in awaited_of(run.spec.config, runs_dir)
+            followed.folder == sweep.folder and (run_id is None or followed.run_id in (None, run_id))
+            for followed in awaited_of(run.spec.config, runs_dir)
         )
     ]
 
 
 def find_cycle(specs: Sequence[RunSpec], sweep: SweepPaths) -> str | None:
     """Return the problem if runs of this grid wait for each other in a circle; None if none does."""
-    first = {each.folder for spec in specs for each in awaited_of(spec.config, sweep.folder.parent)}
+    first = {followed.folder for spec in specs for followed in awaited_of(spec.config, sweep.folder.parent)}
     if not first or (sweep.folder not in first and not followers_of(sweep)):
         return None  # nobody follows this sweep: no configuration of others need be read
     own = {(sweep.folder, spec.run_id) for spec in specs}
     seen: set[tuple[Path, str]] = set()
-    left = [(each, "") for spec in specs for each in awaited_of(spec.config, sweep.folder.parent)]
+    left = [(followed, "") for spec in specs for followed in awaited_of(spec.config, sweep.folder.parent)]
     grid = {spec.run_id: spec for spec in specs}
     while left:
-        each, through = left.pop()
+        followed, through = left.pop()
         with contextlib.suppress(HpcTrainerError):
-            known = {**specs_of(each.folder), **(grid if each.folder == sweep.folder else {})}
-            for run_id in known if each.run_id is None else [each.run_id]:
-                if (each.folder, run_id) in own:
+            known = {**specs_of(followed.folder), **(grid if followed.folder == sweep.folder else {})}
+            for run_id in known if followed.run_id is None else [followed.run_id]:
+                if (followed.folder, run_id) in own:
                     return (
-                        f"after: {sweep.name}/{run_id} would wait for itself{through}: it starts never. Follow "
+                        f"after: {sweep.name}/{run_id} would wait for itself{through}: it never starts. Follow "
                         "another sweep, or name runs that do not follow this one (SWEEP/RUN)."
                     )
-                if (each.folder, run_id) in seen or run_id not in known or known[run_id].is_lost:
+                if (followed.folder, run_id) in seen or run_id not in known or known[run_id].is_lost:
                     continue
-                seen.add((each.folder, run_id))
-                by = through or f" through {each.folder.name}/{run_id}"
-                left += [(more, by) for more in awaited_of(known[run_id].config, each.folder.parent)]
+                seen.add((followed.folder, run_id))
+                by = through or f" through {followed.folder.name}/{run_id}"
+                left += [(more, by) for more in awaited_of(known[run_id].config, followed.folder.parent)]
     return None

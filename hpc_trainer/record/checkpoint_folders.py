@@ -152,7 +152,7 @@ class Retention:
 
         Args:
             folder: the checkpoints of one run.
-            saved: a checkpoint to keep whatever its step is: newer ones may be unreadable now.
+            saved: a checkpoint to keep, of any step: newer ones may be unreadable now.
             scores: scores of the steps that were evaluated.
             is_valid: reads all of a checkpoint, unless that was done before; quarantines a damaged one.
 

@@ -83,7 +83,7 @@ def silent_after_damage(damage: str | None) -> Doubt:
 
 def interrupted() -> Doubt:
     """Return the doubt about an intent without an answer."""
-    text = "its submission was interrupted; the next submit finds out what became of it"
+    text = "its submission was interrupted; the next submit finds out whether Slurm has it"
     return Doubt(DoubtKind.interrupted, text)
 
 

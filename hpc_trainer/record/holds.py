@@ -1,7 +1,7 @@
-"""Holds: files named HOLD that keep runs from starting, each with who put it there, when and why.
+"""Holds: files named HOLD that keep runs from starting, each with its author, its time and its reason.
 
-In a run's folder a hold is for the run; in the sweep's folder it is for every run of the sweep that waits. A run that
-works goes on. Like CANCEL, the file outlives every process; `release` removes it.
+In a run's folder a hold is for the run; in the sweep's folder it is for every run of the sweep that waits. Running runs
+are not affected. Like CANCEL, the file outlives every process; `release` removes it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def write_hold(path: Path, why: str = "", *, user: str | None = None) -> None:
     Args:
         path: `SweepPaths.hold`, or the marker HOLD of a run.
         why: the reason, if it is not the user's wish.
-        user: who holds; None for the user of this process.
+        user: author of the hold; None for the user of this process.
     """
     write_json(path, {"user": user_name() if user is None else user, "time": time.time(), "why": why})
 

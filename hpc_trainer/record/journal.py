@@ -605,7 +605,7 @@ def failures_untold(attempts: list[Attempt], job_id: str, restart_count: int) ->
     newest = attempts[-1] if attempts else None
     if newest is not None and newest.executor == POOL:
         # Its starts are the turns in all slots of its pool; those in earlier pools are no starts of this job.
-        of_pool = {each.restart_count: each for each in attempts if _is_of_one_job(each, newest)}
+        of_pool = {attempt.restart_count: attempt for attempt in attempts if _is_of_one_job(attempt, newest)}
         first = min(of_pool)
         starts = {count - first: attempt for count, attempt in of_pool.items()}
         restart_count -= first

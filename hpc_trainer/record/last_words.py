@@ -1,6 +1,6 @@
-"""Last output of a job that ended before or outside Python; record/signs.py knows what a line means.
+"""Last output of a job that ended before or outside Python; record/signs.py has the meanings of lines.
 
-A job may print any text: the text is matched here, and escaped where it is shown (cli/terminal.py).
+A job may print any text: the text is matched here, and escaped where it is shown (cli/common.py).
 """
 
 from __future__ import annotations

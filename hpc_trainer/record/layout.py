@@ -180,7 +180,7 @@ class RunPaths:
         return Path(self.at(f"attempt-{attempt:03d}.jsonl"))
 
     def log(self, attempt: int, rank: int) -> Path:
-        """Return the log of one rank of one attempt."""
+        """Return the log file of one rank of one attempt."""
         return self.logs / f"attempt-{attempt:03d}.rank-{rank}.log"
 
     def telemetry_file(self, attempt: int, rank: int) -> Path:
@@ -241,11 +241,11 @@ class RunPaths:
         return self.folder / f"trace.rank-{rank}.jsonl"
 
     def profile_answer(self, rank: int) -> Path:
-        """Return a rank's answer to the newest profile request; that rank replaces it."""
+        """Return the file with a rank's answer to the newest profile request; that rank replaces it."""
         return self.profile / f"rank-{rank}.json"
 
     def profile_files(self, rank: int) -> tuple[Path, Path]:
-        """Return the table and the trace of a rank's newest profile; that rank replaces it."""
+        """Return the files with the table and the trace of a rank's newest profile; that rank replaces them."""
         if rank == 0:
             return self.profile_table, self.profile_trace
         return self.profile / f"rank-{rank}.txt", self.profile / f"rank-{rank}.trace.json.gz"
@@ -255,7 +255,7 @@ class RunPaths:
         return self.logs / f"attempt-{attempt:03d}.rank-{rank}.memory.json"
 
     def flight(self, attempt: int, rank: int) -> Path:
-        """Return a rank's flight record, its last operations (`observe/flight.py`); that rank replaces it."""
+        """Return the file with a rank's flight record (`observe/flight.py`), which that rank replaces."""
         return self.logs / f"attempt-{attempt:03d}.rank-{rank}.flight.json"
 
     def failure(self, attempt: int) -> Path:
@@ -300,7 +300,7 @@ class SweepPaths:
     lock = _Named("submit.lock")
     """Lock of the one `submit` that is running."""
     removed = _Named("removed")
-    """Tombstones of removed runs, a file RUN_ID.json for each (record/removed.py); `rm` writes each once."""
+    """Tombstones of removed runs, a file RUN_ID.json for each (record/submissions.py); `rm` writes each once."""
     removed_whole = _Named("REMOVED")
     """The only file that `rm SWEEP` leaves in the folder."""
     hold = _Named("HOLD")

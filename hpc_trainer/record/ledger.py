@@ -50,7 +50,7 @@ class Kind(str, enum.Enum):
     """Also the time that a user's own loop takes between the calls of its RunContext."""
     evaluation = "evaluation"
     save_stall = "save_stall"
-    """Training stood still for a checkpoint."""
+    """Training stopped for a checkpoint."""
     redone = "redone"
     """Steps that had to be repeated. Known only afterwards (record/ledger.py); no span is of this kind."""
     hang = "hang"
@@ -487,12 +487,9 @@ def ledger_line(ledger: RunLedger) -> str | None:
         return None
     shares = [(WORDS[kind], seconds / ledger.elapsed_s) for kind, seconds in ledger.seconds.items()]
     shares.append(("unknown", ledger.unknown_s / ledger.elapsed_s))
-    parts = [f"{share:.0%}".replace("%", " %") + f" {word}" for word, share in _largest(shares) if share >= 0.005]
+    shares.sort(key=lambda share: -share[1])
+    parts = [f"{share:.0%}".replace("%", " %") + f" {word}" for word, share in shares if share >= 0.005]
     return f"of {duration(ledger.elapsed_s)}: {', '.join(parts)}"
-
-
-def _largest(shares: list[tuple[str, float]]) -> list[tuple[str, float]]:
-    return sorted(shares, key=lambda share: -share[1])
 
 
 def timed_out_words(timed_out: TimedOut, time_limit_min: int) -> str:

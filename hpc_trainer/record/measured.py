@@ -1,7 +1,7 @@
-"""Figures that `hardware check --run` measured on a cluster, kept in the user's state folder, and what they predict.
+"""Figures that `hardware check --run` measured on a cluster, kept in the user's state folder, and estimates from them.
 
 `~/.local/state/hpc_trainer/hardware/CLUSTER/PROFILE.json` holds the newest measurement of a profile. `plan` and
-`advise` estimate from it. A file that is missing or unreadable means that nothing was measured, and so does a figure.
+`advise` estimate from it. If the file, or a figure in it, is missing or unreadable, it counts as not measured.
 """
 
 from __future__ import annotations
@@ -91,29 +91,29 @@ class Figures:
 
 def read_figures(cluster: str | None, profile: str) -> Figures | None:
     """Return the figures of a profile for estimates; None if nothing was measured, or the cluster is unknown."""
-    found = None if cluster is None else read_measured(cluster, profile)
-    if found is None:
+    record = None if cluster is None else read_measured(cluster, profile)
+    if record is None:
         return None
     writes, reduce, problems, ranks = (
-        found.get(name) for name in ("write_bytes_per_s", "all_reduce", "problems", "ranks")
+        record.get(name) for name in ("write_bytes_per_s", "all_reduce", "problems", "ranks")
     )
     write: Any = writes.get("slowest_node") if isinstance(writes, dict) else None
     nodes = {rank.get("node") for rank in ranks if isinstance(rank, dict)} if isinstance(ranks, list) else set()
     return Figures(
         hardware=profile,
-        day=str(found.get("day", "on an unknown day")),
+        day=str(record.get("day", "on an unknown day")),
         num_nodes=max(1, len(nodes)),
         links=dict(_links(reduce if isinstance(reduce, dict) else {})),
         write_bytes_per_s=float(write) if is_number(write) and write > 0 else None,
-        filesystem=str(found.get("filesystem") or ""),
+        filesystem=str(record.get("filesystem") or ""),
         problems={str(key): str(text) for key, text in problems.items()} if isinstance(problems, dict) else {},
     )
 
 
 def _links(reduce: Mapping[str, Any]) -> Iterator[tuple[str, Link]]:
-    for name, told in reduce.items():
+    for name, figures in reduce.items():
         values: list[Any] = (
-            [told.get(key) for key in ("ranks", "latency_s", "bus_bytes_per_s")] if isinstance(told, dict) else []
+            [figures.get(key) for key in ("ranks", "latency_s", "bus_bytes_per_s")] if isinstance(figures, dict) else []
         )
         if values and all(is_number(value) and value > 0 for value in values):
             yield name, Link(int(values[0]), float(values[1]), float(values[2]))

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import logging
 import math
 import os
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +27,7 @@ from hpc_trainer.record.reading import (
     is_torn,
     metric_values,
     parse_record,
+    parse_together,
     parsed_lines,
     raw_lines,
     read_bytes,
@@ -83,9 +83,10 @@ def sampled_metrics(path: Path, most: int, faults: Faults | None = None) -> tupl
         gaps.append(-(-len(places) // most))
         chosen += places if gaps[-1] == 1 else {*places[:: gaps[-1]], places[-1]}
     chosen.sort()
-    at_once = _parsed_at_once([lines[index] for index in chosen])
-    if at_once is not None:
-        return at_once, max(gaps)
+    with contextlib.suppress(ValueError):  # one by one, lines without a step get a fault
+        together = parse_together([lines[index] for index in chosen])
+        if together is not None:
+            return [_values(record) for record in together], max(gaps)
     sampled = []
     for index in chosen:
         try:
@@ -94,20 +95,6 @@ def sampled_metrics(path: Path, most: int, faults: Faults | None = None) -> tupl
             if not is_torn(lines[index]):
                 tell(faults, path, error, index + 1)
     return sampled, max(gaps)
-
-
-def _parsed_at_once(lines: Sequence[bytes]) -> list[dict[str, Any]] | None:
-    """Return the records of lines that are all sound, in a third of the time of parsing one by one; else None."""
-    joined = b",".join(lines)
-    if not joined.endswith(b"\n") or any(word in joined for word in (b'"crc"', b"\\ud", b"\\uD")):
-        return None
-    try:
-        values = json.loads(b"[%b]" % joined)
-        if len(values) != len(lines) or not all(type(value) is dict for value in values):
-            return None
-        return [_values(value) for value in values]
-    except (ValueError, RecursionError):
-        return None
 
 
 def newest_metrics_in(path: Path, faults: Faults | None = None) -> list[dict[str, Any]]:

@@ -113,7 +113,7 @@ class FileLock:
         """Record that the holder is alive, before an action that takes long or cannot be undone.
 
         Raises:
-            SubmitError: another process took the lock over: a command that went on now could submit twice.
+            SubmitError: another process took the lock over: a command that continued now could submit twice.
         """
         if not self._is_ours():
             raise SubmitError(f"another {self._who} took over {self._path}, because this one had stopped for too long.")

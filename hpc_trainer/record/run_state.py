@@ -102,7 +102,7 @@ class RunFolder:
     is_claimed: bool = False
     """True if the job of `submission` has claimed the run, so that `rivals` end without starting it."""
     removed: str | None = None
-    """Removal of the run in words, if `rm` removed it and it was not submitted since (record/removed.py)."""
+    """Removal of the run in words, if `rm` removed it and it was not submitted since (record/submissions.py)."""
     held: str | None = None
     """Hold of the run or its sweep in words: by whom, since when and why (record/holds.py); None if there is none."""
     turn: Turn | None = None
@@ -166,7 +166,7 @@ class RunFolder:
 
     @property
     def is_settled(self) -> bool:
-        """True if the run's files record its end, whatever a scheduler says."""
+        """True if the run's files record its end, which no answer of a scheduler can change."""
         return DONE in self.markers or self.removed is not None or journal_settles(self.current)
 
 
@@ -342,7 +342,7 @@ def is_of_unknown_job(attempts: list[Attempt], latest: Submission | None, jobs: 
 
 
 def submission_told_by(attempt: Attempt) -> Submission:
-    """Return a stand-in for the lost submission of the job in which an attempt says it runs."""
+    """Return a substitute for the lost submission of a job, from the attempt that names the job."""
     return Submission(
         uuid="", executor="slurm", hardware="?", run_ids=(), time=attempt.start_time, kind=SUCCESSOR,
         job_id=attempt.job_id,
@@ -411,7 +411,7 @@ class SchedulerView:
         return self.job_of(folder) is not None or bool(self.rows_of_array(folder))
 
     def elsewhere(self, folder: RunFolder) -> str | None:
-        """Return why the run's job may be on another cluster, as words after "it was"; None if it is not elsewhere."""
+        """Return why the run's job may be on another cluster, as text after "it was"; None if it is not elsewhere."""
         there = folder.submission.cluster if folder.submission and folder.waits is None else None
         if there in (None, self.cluster) or self.knows(folder):
             return None
@@ -460,7 +460,7 @@ class SchedulerView:
     def rival_jobs(self, folder: RunFolder) -> list[tuple[Submission, str]]:
         """Return the run's jobs on other hardware that the queue shows, each with its submission."""
         as_own = (_with_job(folder, rival, self.queue or {}) for rival in folder.rivals)
-        jobs = ((each.submission, self.own_job(each)) for each in as_own)
+        jobs = ((folder.submission, self.own_job(folder)) for folder in as_own)
         return [(submission, job_id) for submission, job_id in jobs if submission is not None and job_id is not None]
 
 
@@ -519,7 +519,7 @@ def decide(folder: RunFolder, view: SchedulerView) -> End:
 
 
 def _cause_by_slurm(state: str, exit_code: str) -> str:
-    """Return the cause of an end that only Slurm has told."""
+    """Return the cause of an end that only Slurm has reported."""
     return f"Slurm: {state} ({exit_code})"
 
 
@@ -591,13 +591,15 @@ def _decide_pool(folder: RunFolder, view: SchedulerView) -> End:
         held = all(entry.state in terms.HELD or says_held(entry.reason) for entry in slots)
         waits = RunState.PENDING if current is None else RunState.REQUEUED
         return RunState.HELD if held else waits, _words_of_slots(slots), None
-    if view.is_young(folder):
+    # An attempt that has ended shows that Slurm knew the pool: its slots are not too new for squeue, they are gone.
+    was_there = current is not None and current.has_ended and current.start_time < view.asked_time
+    if view.is_young(folder) and not was_there:
         return RunState.PENDING, None, None
     return _decide_without_slots(folder, view)
 
 
 def _words_of_slots(slots: Sequence[QueueEntry]) -> str:
-    """Return what a run waits for in its pool."""
+    """Return the reason why a run waits in its pool, as text."""
     num_at_work = sum(entry.state in terms.HAS_NODES for entry in slots)
     if num_at_work:
         return f"waits in the pool of job {array_of(slots[0].job_id)}: {num_at_work} of {len(slots)} slot(s) at work"
@@ -623,7 +625,7 @@ def _decide_without_slots(folder: RunFolder, view: SchedulerView) -> End:
         quiet_s = view.asked_time - last_sign(folder)
         if quiet_s < _ALIVE_S + (view.cache_age_s and view.cache_age_s + CLOCKS_APART_S):
             return RunState.UNKNOWN, doubts.alive_without_job(quiet_s), None
-        return RunState.NODE_FAIL, "its slot is gone without a word", None
+        return RunState.NODE_FAIL, "its slot is gone without a recorded end", None
     ended = ENDS.get(row.state)
     state = ended if ended is not None and ended.is_interrupted else RunState.PREEMPTED
     return state, f"its slot ended: {row.state} ({row.exit_code})", row.node
@@ -640,15 +642,15 @@ def _decide_local_pool(folder: RunFolder, view: SchedulerView) -> End:
             return RunState.UNKNOWN, doubts.other_host(), None
     living = view.has_living_slot(folder)
     if living:
-        words = f"waits in the pool {pool_job(submission)}"
-        return (RunState.PENDING if current is None else RunState.REQUEUED), words, None
+        text = f"waits in the pool {pool_job(submission)}"
+        return (RunState.PENDING if current is None else RunState.REQUEUED), text, None
     if living is None:
         return RunState.UNKNOWN, doubts.other_host(), None
     if current is None:
         return (RunState.PREEMPTED if folder.attempts else RunState.NEW), None, None
     if current.has_ended:
         return current.state or RunState.PREEMPTED, current.cause, None
-    return RunState.NODE_FAIL, "its processes are gone without a word", None
+    return RunState.NODE_FAIL, "its processes are gone without a recorded end", None
 
 
 def _decide_local(folder: RunFolder) -> tuple[RunState, str | None]:
@@ -670,7 +672,7 @@ def _decide_local(folder: RunFolder) -> tuple[RunState, str | None]:
         # It never started, and the queue that would have started it is gone: submit it again.
         return (RunState.PREEMPTED if folder.attempts else RunState.NEW), None
     # A queue records a death that the run could not record itself. A missing record means that the machine went down.
-    return RunState.NODE_FAIL, "its processes are gone without a word"
+    return RunState.NODE_FAIL, "its processes are gone without a recorded end"
 
 
 # Seconds for which a new job may be missing in squeue and sacct.
@@ -752,7 +754,7 @@ def _decide_absent(folder: RunFolder, view: SchedulerView) -> End:
         return RunState.UNKNOWN, doubts.unreadable(unread), None
     # The run is over but has no DONE. Without accounting nobody can tell a crash from a cancellation while it waited,
     # so the run is not restarted automatically: --retry-failed does it.
-    cause = "gone from the queue without a word, and sacct does not know the job"
+    cause = "gone from the queue without a recorded end, and sacct does not know the job"
     if view.has_foreign_job(folder):
         cause += f" (the id belongs to another job now: {folder.job_id})"
     return RunState.FAILED, cause, None
@@ -791,7 +793,7 @@ def _ended_by_accounting(account: AccountingEntry, current: Attempt | None) -> R
 
 
 def _was_interrupted(exit_code: str, current: Attempt | None) -> bool:
-    """Return True if Slurm's FAILED does not mean that the run failed, so that the next submit restarts it."""
+    """Return True if Slurm's FAILED does not mean that the run itself failed; the next submit then restarts the run."""
     if exit_code in _SHELL_KILLED:
         return True
     if current is None:
@@ -903,7 +905,7 @@ def _parse(record: Mapping[str, Any]) -> tuple[tuple[str, str], tuple[End, float
     """Return the job key, the end and its time from one line.
 
     Raises:
-        KeyError, ValueError: the record is none that this module writes.
+        KeyError, ValueError: this module does not write such a record.
     """
     values = typed(record, _END, {"node": as_text})
     return (values["uuid"], values["job_id"]), ((values["state"], values["cause"], values.get("node")), values["time"])
@@ -1089,13 +1091,13 @@ def decide_now(
 def _with_job(folder: RunFolder, job: Job, queue: Mapping[str, QueueEntry]) -> RunFolder:
     """Return the folder as if this job were the run's only one; an intent without an answer is looked up."""
     submission, element = job
-    if submission.job_id is None and (found := find_by_uuid(queue.values(), submission.uuid)) is not None:
-        submission = dataclasses.replace(submission, job_id=found)
+    if submission.job_id is None and (job_id := find_by_uuid(queue.values(), submission.uuid)) is not None:
+        submission = dataclasses.replace(submission, job_id=job_id)
     return dataclasses.replace(folder, submission=submission, element=element, job_id=submission.element_id(element))
 
 
 def _take_rivals(folders: dict[str, RunFolder], run_ids: Sequence[str], queue: Mapping[str, QueueEntry]) -> None:
-    """Replace each run's job by the one of its rivals that is nearest to a start, while none has claimed the run.
+    """Replace each run's job by the rival that is nearest to a start, while no job has claimed the run.
 
     A job at work comes before one that waits, one that waits before one that is held, and each before one that is gone.
     """

@@ -1,13 +1,13 @@
 """Signs: lines of a failed run's output with a known meaning, what each means, and what helps.
 
-A job may print any text: the text is matched here, and escaped where it is shown (cli/terminal.py). A line without a
+A job may print any text: the text is matched here, and escaped where it is shown (cli/common.py). A line without a
 sign means nothing: `why` then says that it does not know. tests/programs/failing.py fails in most of these ways.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 
@@ -25,17 +25,35 @@ class Sign:
     advice: tuple[str, ...]
     is_of_node: bool = False
     """True if the node is at fault: the same run may succeed on another one."""
+    finds: Callable[[Sequence[str]], str] | None = None
+    """Function of all lines whose result stands for {found} in `says`; None: `matched` stands for it."""
     matched: str = ""
     line: str = ""
 
 
-def _sign(name: str, pattern: str, says: str, *advice: str, is_of_node: bool = False) -> Sign:
-    return Sign(name, pattern, says, advice, is_of_node)
+def _sign(
+    name: str, pattern: str, says: str, *advice: str, is_of_node: bool = False,
+    finds: Callable[[Sequence[str]], str] | None = None,
+) -> Sign:  # fmt: skip
+    return Sign(name, pattern, says, advice, is_of_node, finds)
+
+
+_ENQUEUED = re.compile(r"Rank (\d+)\].*last enqueued NCCL work: (\d+)")
+
+
+def _late_ranks(lines: Sequence[str]) -> str:
+    """Return which ranks came late to a collective, from what the ranks' watchdogs printed; "" if they do not tell."""
+    enqueued = {int(match[1]): int(match[2]) for match in map(_ENQUEUED.search, lines) if match is not None}
+    last = [rank for rank, work in sorted(enqueued.items()) if work == min(enqueued.values())]
+    if len(last) == len(enqueued):
+        return ""
+    ranks = f"ranks {', '.join(map(str, last[:8]))} were" if len(last) > 1 else f"rank {last[0]} was"
+    return f": {ranks} behind the others"
 
 
 _MAX_CHARS, _MAX_FOUND = 500, 80
 _NO_MODULE = "run `module avail` on such a node, and write the right name into cluster.setup"
-_ELSEWHERE = "hpc-trainer retry {run} hardware.exclude={exclude}: the same run goes on, on another node"
+_ELSEWHERE = "hpc-trainer retry {run} hardware.exclude={exclude}: the same run continues, on another node"
 _CENTRE = "tell your centre which node it was: {node}"
 _MORE_MEMORY = "hpc-trainer retry {run} {memory}"
 _LESS_GPU_MEMORY = (
@@ -43,7 +61,7 @@ _LESS_GPU_MEMORY = (
     "cluster.env, if much is reserved and not allocated",
     "larger GPUs: hardware.gpu_type, hardware.constraint",
 )
-_OWN_CODE = "mend the code or its input, then: hpc-trainer retry {run}"
+_OWN_CODE = "fix the code or its input, then: hpc-trainer retry {run}"
 
 # A line is compared with the signs in this order. The first group may be empty.
 SIGNS = (
@@ -65,7 +83,7 @@ SIGNS = (
         r"Xid \([^)]*\): (13|31|43|45|68|69)\b",
         "the driver ended the program's work on a GPU (Xid {found}): mostly an error of the program, such as an "
         "illegal access",
-        "run once with CUDA_LAUNCH_BLOCKING=1 by cluster.env: the traceback then names the operation",
+        "run once with CUDA_LAUNCH_BLOCKING=1 in cluster.env: the traceback then names the operation",
         "if other programs fail on the same node too: " + _ELSEWHERE,
     ),
     _sign(
@@ -118,13 +136,13 @@ SIGNS = (
         "gpu_assert",
         r"device-side assert triggered",
         "an assertion failed on the GPU: mostly an index or a label outside its range",
-        "run once with CUDA_LAUNCH_BLOCKING=1 by cluster.env, or on a CPU: the message then names the operation",
+        "run once with CUDA_LAUNCH_BLOCKING=1 in cluster.env, or on a CPU: the message then names the operation",
     ),
     _sign(
         "gpu_access",
         r"CUDA error: (an illegal memory access|misaligned address|unspecified launch failure|an illegal instruction)",
-        "a kernel on the GPU did what it must not ({found})",
-        "run once with CUDA_LAUNCH_BLOCKING=1 by cluster.env: the traceback then names the operation",
+        "a kernel on the GPU failed ({found})",
+        "run once with CUDA_LAUNCH_BLOCKING=1 in cluster.env: the traceback then names the operation",
         "if it works on other nodes: " + _ELSEWHERE,
     ),
     _sign(
@@ -143,6 +161,7 @@ SIGNS = (
         "a collective did not end in time, because a rank came late or not at all{found}",
         "{logs}: look at the rank that is named, or at one that did not print this line",
         "if a rank loads or evaluates for long: a larger parallel.timeout_s, or the program's own time-out",
+        finds=_late_ranks,
     ),
     _sign(
         "nccl_usage",
@@ -154,8 +173,8 @@ SIGNS = (
         "network",
         r"nccl(?:SystemError|UnhandledCudaError|InternalError)|NCCL error: unhandled (?:system|cuda) error|IBV_WC_\w+"
         r"|Got completion .* with (?:error|status)",
-        "NCCL, which the ranks talk by, failed",
-        "NCCL_DEBUG=INFO by cluster.env names the call; NCCL_SOCKET_IFNAME and NCCL_IB_HCA choose the network",
+        "NCCL, by which the ranks communicate, failed",
+        "NCCL_DEBUG=INFO in cluster.env names the call; NCCL_SOCKET_IFNAME and NCCL_IB_HCA choose the network",
         "if it works on other nodes: " + _ELSEWHERE,
     ),
     _sign(
@@ -184,19 +203,19 @@ SIGNS = (
         r"|No address associated with hostname|LocalEntryNotFoundError|OfflineModeIsEnabled|couldn't connect to 'http"
         r"|Max retries exceeded with url(?!.*Connection refused)|Run initialization has timed out",
         "the node cannot reach an address: compute nodes often have no internet",
-        "fetch it on a login node first; HF_HUB_OFFLINE=1 and WANDB_MODE=offline by cluster.env",
+        "fetch it on a login node first; HF_HUB_OFFLINE=1 and WANDB_MODE=offline in cluster.env",
     ),
     _sign(
         "refused",
         r"Connection refused",
-        "nobody listens at the address that it asks",
+        "no process listens at the address that it connects to",
         "does the server that it needs run, and on which node?",
     ),
     _sign(
         "not_logged_in",
         r"\b401 Client Error|GatedRepoError|api_key not configured|Invalid username or password|\b403 Client Error",
         "a service on the internet does not accept its credentials, or has none",
-        "log in on a login node, or set the service's variable by cluster.env",
+        "log in on a login node, or set the service's variable in cluster.env",
     ),
     # Environments and files.
     _sign(
@@ -204,7 +223,7 @@ SIGNS = (
         r"No module named '?([\w.]+)",
         "its Python has no module {found}",
         "does cluster.python, or the last line of cluster.setup, lead to the environment that you mean?",
-        "install {found} there (pip install), or add its folder to PYTHONPATH by cluster.env",
+        "install {found} there (pip install), or add its folder to PYTHONPATH in cluster.env",
     ),
     _sign(
         "no_modules",
@@ -230,7 +249,7 @@ SIGNS = (
         "no_environment",
         r"Could not find conda environment: (\S+)|EnvironmentNameNotFound: .*?: (\S+)",
         "there is no conda environment {found}",
-        "`conda env list` shows those that there are",
+        "`conda env list` shows the existing ones",
     ),
     _sign(
         "old_system",
@@ -261,7 +280,7 @@ SIGNS = (
         "encoding",
         r"Unicode(?:Decode|Encode)Error",
         "a text has characters that the encoding does not have",
-        "PYTHONUTF8=1 by cluster.env, or name the encoding where the file is opened",
+        "PYTHONUTF8=1 in cluster.env, or name the encoding where the file is opened",
     ),
     _sign(
         "damaged_file",
@@ -269,7 +288,7 @@ SIGNS = (
         r"|PytorchStreamReader failed|JSONDecodeError|zlib\.error|BadGzipFile|SafetensorError|image file is truncated"
         r"|CRC check failed|CRC-32|unexpected end of (?:data|file)|cannot identify image file",
         "a file that it reads is damaged, cut short, or of another kind",
-        "which file, says the traceback: compare its size and checksum with the original",
+        "the traceback names the file: compare its size and checksum with the original",
     ),
     _sign(
         "missing_file",
@@ -344,7 +363,7 @@ SIGNS = (
         r"can't start new thread|fork: (?:retry: )?(?:Resource temporarily unavailable|Cannot)"
         r"|BlockingIOError: \[Errno 11\]|Resource temporarily unavailable",
         "it has more processes or threads than its limit allows (ulimit -u)",
-        "fewer data workers or threads (OMP_NUM_THREADS by cluster.env)",
+        "fewer data workers or threads (OMP_NUM_THREADS in cluster.env)",
     ),
     _sign(
         "permission",
@@ -363,7 +382,7 @@ SIGNS = (
         "shapes",
         r"shapes cannot be multiplied|must match the (?:existing )?size|Sizes of tensors must match"
         r"|shape '.*' is invalid for|could not be broadcast together|Expected input batch_size",
-        "two tensors have shapes that do not go together",
+        "two tensors have incompatible shapes",
         _OWN_CODE,
     ),
     _sign(
@@ -394,7 +413,7 @@ SIGNS = (
         "crash",
         r"(Segmentation fault|Bus error|Illegal instruction|Aborted|ended with SIG(?:SEGV|BUS|ILL|FPE|ABRT)"
         r"|double free or corruption|terminate called after throwing)",
-        "a library of its own language crashed ({found})",
+        "a compiled library crashed ({found})",
         "hpc-trainer logs {run} --all-ranks shows what came before; `Illegal instruction`: built for another "
         "processor; `Bus error`: /dev/shm may be full (fewer data workers)",
     ),
@@ -437,7 +456,7 @@ _WARNING = re.compile(r"\bWARNING\b|Warning: |\[W\d|level=warn|(?i:\bretrying\b)
 def sign_of(lines: Iterable[str]) -> Sign | None:
     """Return the sign that the newest telling line shows, with `matched`, `line` and `says` filled in, or None.
 
-    If the output ends with a traceback, only its error tells: what was printed earlier did not end the run.
+    If the output ends with a traceback, only its error counts: earlier lines did not end the run.
     """
     lines = [*lines]
     for line in reversed(_telling(lines)):
@@ -445,10 +464,8 @@ def sign_of(lines: Iterable[str]) -> Sign | None:
             match = re.search(sign.pattern, line[:_MAX_CHARS])  # compiled here once: `status` loads them and needs none
             if match is not None:
                 named = next((group for group in match.groups() if group), "")[:_MAX_FOUND]
-                says = sign.says
-                if sign.name == "nccl_timeout":
-                    says = says.replace("{found}", _late(lines))
-                return replace(sign, says=says.replace("{found}", named), matched=named, line=line)
+                shown = named if sign.finds is None else sign.finds(lines)
+                return replace(sign, says=sign.says.replace("{found}", shown), matched=named, line=line)
     return None
 
 
@@ -466,21 +483,8 @@ def _telling(lines: Sequence[str]) -> list[str]:
     else:
         first = 0
     has_frames = bool(begins)
-    told = [line for line in lines[first:] if not (has_frames and line[:2] == "  ")]
-    return [line for line in told if not _WARNING.search(line)]
-
-
-_ENQUEUED = re.compile(r"Rank (\d+)\].*last enqueued NCCL work: (\d+)")
-
-
-def _late(lines: Iterable[str]) -> str:
-    """Return which ranks came late to a collective, from what the ranks' watchdogs printed; "" if they do not tell."""
-    enqueued = {int(match[1]): int(match[2]) for match in map(_ENQUEUED.search, lines) if match is not None}
-    last = [rank for rank, work in sorted(enqueued.items()) if work == min(enqueued.values())]
-    if len(last) == len(enqueued):
-        return ""
-    ranks = f"ranks {', '.join(map(str, last[:8]))} were" if len(last) > 1 else f"rank {last[0]} was"
-    return f": {ranks} behind the others"
+    lines_left = [line for line in lines[first:] if not (has_frames and line[:2] == "  ")]
+    return [line for line in lines_left if not _WARNING.search(line)]
 
 
 def found_in(lines: Sequence[str], line: str) -> Iterator[int]:

@@ -108,7 +108,7 @@ class RunSpec:
     """Further hardware of a run that is submitted to several (`hardware=first:a,b`), in order; the first is `shape`."""
 
     def on(self, choice: int) -> RunSpec:
-        """Return the run as it is on one item of its list of hardware, without the list; 0 is the first item.
+        """Return the run on one item of its hardware list, without the list; 0 is the first item.
 
         Raises:
             RunStateError: the list has no such item.
@@ -122,7 +122,7 @@ class RunSpec:
         return dataclasses.replace(self, hardware=other.hardware, shape=other.shape, config=config, others=())
 
     def on_each(self) -> list[RunSpec]:
-        """Return the run as it is on each item of its list of hardware; only itself without a list."""
+        """Return the run on each item of its hardware list; without a list, only the run itself."""
         return [self.on(choice) for choice in range(len(self.others) + 1)]
 
     @property
@@ -262,7 +262,7 @@ def claim_spec(paths: SweepPaths, number: int, spec: RunSpec, more: Mapping[str,
         paths: the sweep.
         number: the trial's number, ≥ 0.
         spec: the run.
-        more: what else is kept of the draw, in values that JSON can hold.
+        more: further facts of the draw, in values that JSON can hold.
     """
     make_folder(paths.drawn)
     line = _line(spec, {})
@@ -278,7 +278,7 @@ def drawn_names(paths: SweepPaths, faults: Faults) -> list[str]:
 
 
 def read_drawn(path: Path, faults: Faults | None = None) -> tuple[RunSpec, dict[str, Any]] | None:
-    """Return a drawn run, and what else is kept of its draw; None, with a fault, if the file cannot be read.
+    """Return a drawn run, and the further facts of its draw; None, with a fault, if the file cannot be read.
 
     Raises:
         UntrustedFileError: others may have changed the file.

@@ -25,7 +25,7 @@ class RunState(str, enum.Enum):
     """The run was complete, and a user or a purge has deleted its folder."""
     HELD = "HELD"
     PAUSED = "PAUSED"
-    """The run has reached the step until which a search lets it train; it goes on if it is promoted."""
+    """The run has reached the step until which a search lets it train; it continues if it is promoted."""
     UNKNOWN = "UNKNOWN"
 
     @property
@@ -40,7 +40,7 @@ class RunState(str, enum.Enum):
 
     @property
     def is_interrupted(self) -> bool:
-        """True if something else ended the run, and no scheduler will restart it."""
+        """True if preemption, the time limit or a lost node ended the run, and no scheduler will restart it."""
         return self in (RunState.PREEMPTED, RunState.TIMEOUT, RunState.NODE_FAIL)
 
     @property

@@ -51,7 +51,6 @@ from hpc_trainer.record.reading import (
     read_json,
     told_few,
 )
-from hpc_trainer.record.removed import Removed, read_removed, read_removed_sweep
 from hpc_trainer.record.run_state import (
     End,
     RunFolder,
@@ -72,9 +71,12 @@ from hpc_trainer.record.states import CANCEL, DONE, NOT_FINITE, OUT_OF_MEMORY, R
 from hpc_trainer.record.submissions import (
     Job,
     Ledger,
+    Removed,
     Submission,
     latest_of_each_run,
     read_ledger,
+    read_removed,
+    read_removed_sweep,
     rivals_of_each_run,
 )
 from hpc_trainer.record.summaries import Summaries
@@ -206,7 +208,8 @@ def status_of(
     newest = folder.newest
     failure: Mapping[str, Any] = {}
     if ended_before_it_began(folder, state):
-        failure = words_before_the_worker(folder, *_setup_of(spec), FaultsOf(spec.run_id, faults))
+        setup, num_of_environment = ((), 0) if spec.is_lost else setup_of(spec.config["cluster"])
+        failure = words_before_the_worker(folder, setup, num_of_environment, FaultsOf(spec.run_id, faults))
     elif state is RunState.FAILED and newest is not None:
         # Written by the first rank that failed: rank 0 may have been killed before it could record the failure.
         failure = read_failure(folder.paths.failure(newest.attempt), FaultsOf(spec.run_id, faults))
@@ -301,10 +304,6 @@ def _limit_warning(spec: RunSpec, folder: RunFolder, faults: Faults) -> str | No
     return f"{timed_out_words(timed_out, spec.shape.time_limit_min)}; it is stopped for good if that stays so"
 
 
-def _setup_of(spec: RunSpec) -> tuple[Sequence[str], int]:
-    return ((), 0) if spec.is_lost else setup_of(spec.config["cluster"])
-
-
 # So many timeouts are a reason for a warning, before the run is stopped because of them.
 _FEWEST_TIMEOUTS = 2
 _MIN_GOODPUT = ClusterConfig().min_goodput  # specs of older versions lack the key
@@ -388,7 +387,7 @@ def queue_s(run: RunStatus, submitted: Sequence[float]) -> float | None:
 
 
 def waits_since(run: RunStatus, submitted: Sequence[float]) -> float | None:
-    """Return since when a waiting run waits, in seconds since the epoch; None if it does not wait or none knows."""
+    """Return when a waiting run began to wait, in seconds since the epoch; None if unknown, or if it does not wait."""
     if run.state not in _WAITS or run.waits_in_sweep:
         return None
     return max([*submitted[-1:], *_ends(run)[-1:]], default=None)
@@ -554,7 +553,7 @@ def _jobs_in_queue(
 
 
 def _is_told(entry: QueueEntry, submission: Submission | None) -> bool:
-    """Return True if the submission may be the entry's: it has its job, or is unconfirmed, and it has its element."""
+    """Return True if the entry may be of the submission, which has the entry's job (or is unconfirmed) and element."""
     if submission is None or submission.job_id not in (None, array_of(entry.job_id), entry.job_id):
         return False
     _, _, element = entry.job_id.partition("_")
@@ -706,7 +705,7 @@ class SweepStatus:
 def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
     """Read the status of a sweep: its folders, at most one squeue, and at most one sacct.
 
-    Runs go on while they are read, so the folders of runs that the scheduler no longer has are read again after its
+    Runs continue while they are read, so the folders of runs that the scheduler no longer has are read again after its
     answer. If neither squeue nor sacct knows a job, one scontrol asks for the name of this cluster. An element that
     counts as cancelled only because sacct has no row for it makes `ask_slurm` ask both once more.
 
@@ -785,7 +784,7 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
         needs_submit=not is_told or any(run.state.needs_submit for run in runs),
     )  # fmt: skip
     if not is_told and was_on_slurm and view.queue is None:
-        lost = replace(lost, unseen=_unseen(ledger))
+        lost = replace(lost, unseen=doubts.silent_after_damage(next(iter(ledger.damage), None)))
     faults += [*ledger.damage, *(fault for folder in folders.values() for fault in folder.faults)]
     open_runs = {run.run_id: _doubted(run, lost) for run in runs}
     left_alone = [*_elsewhere_notes(runs), *_lost_notes(open_runs.values())]
@@ -874,10 +873,6 @@ def _may_be_on_slurm(spec: RunSpec) -> bool:
     return has_slurm() if spec.is_lost else bool(spec.config["cluster"]["executor"] == Executor.slurm.value)
 
 
-def _unseen(ledger: Ledger) -> Doubt:
-    return doubts.silent_after_damage(ledger.damage[0] if ledger.damage else None)
-
-
 def _first_look(
     sweep: SweepPaths, run_ids: Iterable[str], listed: Iterable[str] | None, read: Callable[..., RunFolder],
     submissions: Mapping[str, Job], rivals: Mapping[str, Sequence[Job]], ledger: Ledger, finished: Mapping[str, str],
@@ -898,7 +893,7 @@ def _first_look(
         ledger: the content of submissions.jsonl.
         finished: the result of `read_finished`; {} if the caller acts on the status.
         turns: the slot that has each run of a pool.
-        removed: the removed runs; what may be left of their folders does not count.
+        removed: the removed runs; remains of their folders do not count.
         held: who holds the whole sweep.
     """
     present = set(run_ids if listed is None else listed)
@@ -970,7 +965,7 @@ def _waiting_note(status: SweepStatus, view: SchedulerView) -> str:
 def _still_removed(removed: Mapping[str, Removed], submissions: Mapping[str, Job]) -> dict[str, Removed]:
     """Return the removals of runs that were not submitted since."""
     newest = {run_id: submissions[run_id][0].uuid if run_id in submissions else "" for run_id in removed}
-    return {run_id: each for run_id, each in removed.items() if each.uuid == newest[run_id]}
+    return {run_id: removal for run_id, removal in removed.items() if removal.uuid == newest[run_id]}
 
 
 def _no_sweep(sweep: SweepPaths, removed: Removed | None) -> str:
@@ -1100,12 +1095,8 @@ def _up_to(last: int, records: Iterable[Mapping[str, Any]]) -> tuple[dict[str, t
 
 def outcome_metrics(run: RunStatus, metrics: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return those of the run's metrics, or of `metrics`, that tell an outcome; for a program all except speed."""
-    passing = _passing(run)
+    passing = _PASSING if run.spec.num_steps else SPEED  # 0: a program, whose loss may be its only metric
     return {key: value for key, value in (run.metrics if metrics is None else metrics).items() if key not in passing}
-
-
-def _passing(run: RunStatus) -> Sequence[str]:
-    return _PASSING if run.spec.num_steps else SPEED  # 0: a program, whose loss may be its only metric
 
 
 def metrics_now(status: SweepStatus, runs: Sequence[RunStatus]) -> dict[str, tuple[dict[str, Any], int | None]]:

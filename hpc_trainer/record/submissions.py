@@ -1,4 +1,4 @@
-"""submissions.jsonl: what was about to be submitted, what the scheduler answered, and what still waits for room.
+"""submissions.jsonl: intents to submit, the scheduler's answers, and runs that wait for a free place in the queue.
 
 An intent is written before sbatch, with a uuid that the job carries; the confirmation follows sbatch. A process killed
 in between leaves an intent without a confirmation, and the uuid tells whether Slurm has the job. Runs that exceed the
@@ -7,6 +7,10 @@ later command submit.
 
 Each submission of a sweep is also copied to its own file, submissions/UUID.json, where jobs that begin weeks later read
 which run they are. Either record is enough, because a line or a file may be lost.
+
+What `rm` removed leaves a tombstone, so that a removed run or sweep is never called FAILED. A removed run has a file
+`removed/RUN_ID.json` in its sweep's folder. The file names the submission that was the run's newest one, and holds
+until the run is submitted again. A removed sweep leaves its folder with one file, `REMOVED`.
 """
 
 from __future__ import annotations
@@ -16,10 +20,11 @@ import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from hpc_trainer.errors import RunStateError, UntrustedFileError
-from hpc_trainer.record.files import append_lines, claim, make_folder, to_json, write_atomic
+from hpc_trainer.record.files import append_lines, claim, make_folder, to_json, write_atomic, write_json
 from hpc_trainer.record.layout import SUBMISSIONS, RunPaths, SweepPaths, is_run_id
 from hpc_trainer.record.reading import (
     Faults,
@@ -132,7 +137,7 @@ class Submission:
 
     @property
     def num_elements(self) -> int:
-        """Number of its jobs: one for each run, or one for each slot."""
+        """Number of jobs of the submission: one for each run, or one for each slot."""
         return self.slots or len(self.run_ids)
 
     def element_id(self, index: int) -> str | None:
@@ -199,7 +204,7 @@ def write_intent(
     slots: int = 0, per_node: int = 0, source: str | None = None,
     canaries: Sequence[str] = (),
 ) -> Submission:  # fmt: skip
-    """Record what will be submitted next, and return it with a fresh uuid."""
+    """Record the submission that comes next, and return it with a fresh uuid."""
     intent = Submission(
         uuid=uuid.uuid4().hex, executor=executor, hardware=hardware, run_ids=tuple(run_ids), time=time.time(),
         kind=kind, parallelism=parallelism, code=code, after=after, num_attempts=tuple(num_attempts),
@@ -479,7 +484,7 @@ def claimed_by(paths: RunPaths, race: str, faults: Faults | None = None) -> str 
 
 
 def winner_of(paths: RunPaths, rivals: Sequence[Job], jobs_seen: Collection[str] = ()) -> Job | None:
-    """Return the one of several jobs of a run that has the run; None if none of them has started.
+    """Return the job that has the run, among several jobs of the run; None if none of them has started.
 
     Args:
         paths: the run.
@@ -509,7 +514,7 @@ def newest_of_run(paths: RunPaths, latest: tuple[Submission, int] | None) -> tup
 
 
 def newest_in(book: Ledger, latest: tuple[Submission, int] | None) -> tuple[Submission, int] | None:
-    """Return what `newest_of_run` returns, given the run's own submissions.jsonl as it was read."""
+    """Return the result of `newest_of_run`, given the content of the run's own submissions.jsonl."""
     successors = book.submissions
     if not successors or (latest is not None and not _follows(successors, latest[0])):
         return latest
@@ -527,3 +532,67 @@ def _follows(successors: Sequence[Submission], submission: Submission) -> bool:
             break
         root = by_uuid[root.after]
     return root.after == submission.uuid
+
+
+_SUFFIX = ".json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removed:
+    """Removal of a run or a sweep: by whom, when, and the uuid of the run's newest submission ("" without one)."""
+
+    user: str
+    time: float
+    uuid: str = ""
+
+    @property
+    def words(self) -> str:
+        """Return who removed it and when, as a cause."""
+        return f"removed by {self.user}, {time.strftime('%Y-%m-%d %H:%M', time.localtime(self.time))}"
+
+
+def write_removed(sweep: SweepPaths, run_id: str, uuid: str) -> None:
+    """Record that a run is removed, before its folder is; `uuid` as in `Removed`."""
+    make_folder(sweep.removed)
+    write_json(sweep.removed / f"{run_id}{_SUFFIX}", _removal(uuid))
+
+
+def write_removed_sweep(folder: Path) -> None:
+    """Record in an empty folder that its sweep is removed."""
+    write_json(SweepPaths(folder).removed_whole, _removal(""))
+
+
+def _removal(uuid: str) -> dict[str, object]:
+    return {"user": user_name(), "time": time.time(), "uuid": uuid}
+
+
+def read_removed(sweep: SweepPaths, listed: Collection[str], faults: Faults) -> dict[str, Removed]:
+    """Return run id -> removal for the removed runs of a sweep.
+
+    Args:
+        sweep: the sweep.
+        listed: the names in its folder.
+        faults: gets a fault for each tombstone that cannot be read.
+    """
+    if sweep.removed.name not in listed:
+        return {}
+    names = [name for name in list_folder(sweep.removed, faults) or () if name.endswith(_SUFFIX)]
+    read = {name.removesuffix(_SUFFIX): _read_removal(sweep.removed / name, faults) for name in names}
+    return {run_id: removed for run_id, removed in read.items() if removed is not None}
+
+
+def read_removed_sweep(folder: Path) -> Removed | None:
+    """Return the removal of the sweep that had this folder; None if it was not removed."""
+    return _read_removal(SweepPaths(folder).removed_whole, Faults())
+
+
+def _read_removal(path: Path, faults: Faults) -> Removed | None:
+    record = read_json(path, faults) if is_ours(path, faults) else None
+    if record is None:
+        return None
+    try:
+        values = typed(record, {"user": as_text, "time": as_time, "uuid": as_text})
+    except (KeyError, ValueError) as error:
+        faults.append(f"{path} is not read: {error}")
+        return None
+    return Removed(**values)

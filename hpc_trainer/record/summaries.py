@@ -1,8 +1,8 @@
 """Summaries of the files of completed runs in one file of the sweep: `results` of 10,000 runs opens one file.
 
-A summary is a copy, written by whoever reads first. It counts only while the run's folder and result are as they were
-when it was made: two `stat` a run in place of four files. Without the file, or with a damaged or foreign one, the runs'
-own files are read. No command that acts on a state uses it.
+A summary is a copy, written by whoever reads first. It counts only while the run's folder and result are unchanged,
+which takes two `stat` a run in place of four files. Without the file, or with a damaged or foreign one, the runs' own
+files are read. No command that acts on a state uses it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hpc_trainer.record.files import whole_file
 from hpc_trainer.record.journal import Attempt
 from hpc_trainer.record.layout import RESULT, SUBMISSIONS, RunPaths, SweepPaths
 from hpc_trainer.record.metrics import SPEED
-from hpc_trainer.record.reading import Faults, check_place, is_ours, parse_record, read_bytes, seal
+from hpc_trainer.record.reading import Faults, check_place, is_ours, parse_record, parse_together, read_bytes, seal
 from hpc_trainer.record.run_state import RunFolder, job_of_run
 from hpc_trainer.record.states import DONE, RunState
 from hpc_trainer.record.submissions import Submission
@@ -154,9 +154,9 @@ class Summaries:
                 head = parse_record(data[:begin]) if data and begin else {}
                 if data and head.get("format") == _FORMAT and head.get("body") == f"{zlib.crc32(data[begin:]):08x}":
                     self._data = data
-                    found = [(match.start(), match[1].decode()) for match in _RUN.finditer(data, begin)]
-                    ends = [*(start for start, _ in found[1:]), len(data)]
-                    self._lines = {run_id: (start, end) for (start, run_id), end in zip(found, ends, strict=True)}
+                    matches = [(match.start(), match[1].decode()) for match in _RUN.finditer(data, begin)]
+                    ends = [*(start for start, _ in matches[1:]), len(data)]
+                    self._lines = {run_id: (start, end) for (start, run_id), end in zip(matches, ends, strict=True)}
         return self._lines
 
     def _parsed(self, run_id: str) -> Summary | None:
@@ -175,13 +175,9 @@ class Summaries:
             return None
 
     def _all_parsed(self) -> dict[str, dict[str, Any]]:
-        """Return run id -> its line, parsed all at once, which takes a third of the time; {} if a line is damaged."""
-        lines = [self._data[slice(*place)].strip() for place in self._index().values()]
-        try:
-            records = json.loads(b"[" + b",".join(lines) + b"]")
-            return {record["run_id"]: record for record in records}
-        except (KeyError, TypeError, ValueError):
-            return {}
+        """Return run id -> its line; {} if one cannot be parsed with the others."""
+        records = parse_together([self._data[slice(*place)] for place in self._index().values()])
+        return {record["run_id"]: record for record in records or ()}
 
 
 def _is_final(folder: RunFolder, stamp: Stamp) -> bool:

@@ -238,10 +238,10 @@ class Turns:
             yield from self._new_ends(slot)
 
     def _take_end(self, end: TurnEnd) -> None:
-        known = self.ends.get(end.run_id)
-        if known is None and end.turn == 0 and end.state is RunState.COMPLETED:
+        end_before = self.ends.get(end.run_id)
+        if end_before is None and end.turn == 0 and end.state is RunState.COMPLETED:
             bisect.insort(self._whole_s, end.seconds)
-        if known is None or known.turn <= end.turn:
+        if end_before is None or end_before.turn <= end.turn:
             self.ends[end.run_id] = end
 
     def end_of(self, run_id: str) -> TurnEnd | None:
@@ -252,7 +252,8 @@ class Turns:
     def take(self, run_id: str, place: int = 0) -> Turn | None:
         """Claim the run's next turn; None if another slot was faster.
 
-        Only call it for a run that nobody has: it has no turn, or its newest one is over or was left by a dead slot.
+        Call this only for a run that no slot has: it has no turn, or its newest turn is over or was left by a dead
+        slot.
 
         Raises:
             OSError: the file system refused.

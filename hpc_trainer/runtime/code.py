@@ -1,6 +1,6 @@
 """Code that a process runs: digests of its packages, and the git checkouts that it was imported from.
 
-A digest covers the sources of a package and does not depend on where they lie. A checkout may belong to a team, so git
+A digest covers the sources of a package and does not depend on their location. A checkout may belong to a team, so git
 runs none of its programs; the revision is kept with the difference from it, as text that git can apply.
 """
 
@@ -123,7 +123,7 @@ def checkouts_of(folders: Iterable[str], redaction: Redaction, within: str = ":/
 def _may_be_in_checkout(folder: str) -> bool:
     """Return False if no folder above has `.git`; this saves a process of git for each run of a pool."""
     path = Path(folder).resolve()
-    return any(Path(each, ".git").exists() for each in (path, *path.parents))
+    return any(Path(folder, ".git").exists() for folder in (path, *path.parents))
 
 
 def _checkout(top: str, redaction: Redaction, within: str) -> dict[str, Any] | None:

@@ -1,8 +1,8 @@
-"""Kinds of device on which a rank may compute, what the engine asks of each, and the memory of one rank.
+"""Kinds of device on which a rank may compute, the interface that the engine needs, and the memory of one rank.
 
 A new kind is a class here. Kinds: the CPU; `cuda`, which includes ROCm because torch gives AMD's GPUs that name; `mps`,
-Apple's; `xla`, TPUs and other devices of torch-xla. What only CUDA has (streams, pinned memory, allocator figures)
-stays where it is used.
+Apple's; `xla`, TPUs and other devices of torch-xla. Abilities that only CUDA has (streams, pinned memory, allocator
+figures) are used without this interface.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hpc_trainer.errors import ConfigError, HpcTrainerError, TooLargeError
 
 
 class DeviceKind:
-    """Kind of the CPU; the other kinds override what is different."""
+    """Kind of the CPU; the other kinds override methods in which they differ."""
 
     type: ClassVar[str] = "cpu"
     """Name in torch (torch.device.type)."""
@@ -263,7 +263,7 @@ _WORDS = ("can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAI
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Return True if `error`, or an error that it was raised from, says that memory was not enough."""
+    """Return True if `error`, or an error that it was raised from, reports that memory ran out."""
     while error is not None:
         if isinstance(error, (torch.OutOfMemoryError, MemoryError, TooLargeError)):
             return True

@@ -3,7 +3,8 @@
 statvfs includes a project's quota on XFS, and the quotas of many NFS servers. It does not include a user's quota on
 ext4, Lustre or NFS with rquotad.
 Both commands print the same nine columns (quota(1) with -w -p; lfs-quota(1) with -q): file system, then for blocks of
-1 KiB and for files each: used, soft limit, hard limit, grace. 0 is no limit; a star marks what is over its soft limit.
+1 KiB and for files each: used, soft limit, hard limit, grace. 0 means no limit; a star marks a figure over its soft
+limit.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Room:
 
 
 def free_room(folder: Path) -> Room:
-    """Return the room that the file system has left for us; its values are None if unknown.
+    """Return the free bytes and files that the file system offers this user; None for unknown values.
 
     A quota is included only if the file system counts it in, as XFS does for a project's and many NFS servers do.
     """
@@ -55,7 +56,7 @@ class QuotaWatch:
         self._room = Room(None, None)
 
     def room(self) -> Room:
-        """Return the newest answer, and ask again if that answer is older than ten minutes."""
+        """Return the newest answer without waiting; start a new query if it is older than ten minutes."""
         asked = self._asked
         if asked is not None and asked.poll() is not None:
             self._asked = None

@@ -41,7 +41,7 @@ class _Converter(FakeTensorConverter):
 def build_fake(build: Callable[[], nn.Module]) -> nn.Module:
     """Return the module that `build` makes, with fake weights and buffers. Call this function within `fake_tensors`.
 
-    If `build` reads values of tensors, as does `nn.init.trunc_normal_` does, `build` is called again with real tensors.
+    If `build` reads values of tensors, as `nn.init.trunc_normal_` does, `build` is called again with real tensors.
     These take the memory of the module until their content is dropped.
     """
     try:

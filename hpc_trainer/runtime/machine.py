@@ -208,7 +208,7 @@ def file_facts(path: str, seen: str | None = None) -> dict[str, Any]:
 
 
 def conda_digest(prefix: str) -> str | None:
-    """Return the SHA-256 of the names of all packages of a conda environment; None if the folder is none."""
+    """Return the SHA-256 of the names of all packages of a conda environment; None for any other folder."""
     try:
         names = sorted(name for name in os.listdir(f"{prefix}/conda-meta") if name.endswith(".json"))  # noqa: PTH208
     except OSError:

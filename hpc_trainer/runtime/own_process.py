@@ -72,7 +72,7 @@ class OwnProcess:
         return reply
 
     def close(self) -> None:
-        """End the process, whatever it does."""
+        """End the process, also in the middle of an answer."""
         process, self._process, self._rest = self._process, None, b""
         if process is not None:
             with contextlib.suppress(OSError):
@@ -123,7 +123,7 @@ _LATE: Final = b"late"
 def answer_each(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     """Answer the questions on standard input, each in a fork, until there are no more.
 
-    What `answer` prints goes to standard error. An exception is the answer {"error": "ValueError: .."}, and so is the
+    The output of `answer` goes to standard error. An exception is the answer {"error": "ValueError: .."}, and so is the
     death of the fork.
     """
     out = os.dup(1)

@@ -165,7 +165,7 @@ def last_moment(
     grace_s: float = 0.0,
     kill_wait_s: float,
 ) -> float | None:
-    """Return the time at which a rank in a step that is too long must exit without a save, so that its run comes back.
+    """Return the time at which a rank in a too long step must exit without a save, so that its run is requeued.
 
     The time is in seconds since the epoch, some seconds before the SIGKILL; None if no end of the job is known.
 
@@ -196,7 +196,7 @@ def best_interval(save_s: float, between_s: float) -> float:
     first term is Young's (1974), the square root of 2 · save_s · between_s.
 
     Args:
-        save_s: seconds that training stands still for a save, > 0.
+        save_s: seconds that training stops for a save, > 0.
         between_s: mean seconds between two interruptions, > 0.
     """
     if save_s >= 2 * between_s:
@@ -263,7 +263,7 @@ class SaveTimer:
         self._last_save = step
 
     def add_stall(self, seconds: float, group: RankGroup) -> None:
-        """Record how long training stood still for a save. Collective: rank 0's measurement decides for all."""
+        """Record the seconds that training stopped for a save. Collective: rank 0's measurement decides for all."""
         self.pace.add_stall(seconds)
         if self._seen is not None:
             self._seen = self._seen[0], time.perf_counter()  # the time of a save is no part of a step

@@ -98,7 +98,7 @@ _LOOK_S = 0.02
 
 
 def wait_for_record(thread: threading.Thread, most_s: float, stop: StopFlag, at_stop_s: float = 0.0) -> None:
-    """Wait until a thread that only records has ended. A stop waits for no record.
+    """Wait until a thread that only writes a record has ended, for a shorter time once a stop is asked for.
 
     Args:
         most_s: seconds to wait.

@@ -102,6 +102,6 @@ class Watchdog:
         if self._ended.wait(STACKS_S):
             return
         if self._last > last:
-            sys.stderr.write("watchdog: it lives again, and may go on.\n")
+            sys.stderr.write("watchdog: it gives signs of life again, and may continue.\n")
         else:
             self._give_up(reason.format(silent_s=self.silent_s))  # with the time that the stacks took

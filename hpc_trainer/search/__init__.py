@@ -1,12 +1,13 @@
 """Search: trials drawn from ranges of values, in place of the points of a grid, without a controller.
 
     space.py       dimensions of a search, and draws without a model
-    samplers.py    a draw, given what is known of earlier trials; Optuna's samplers
-    folder.py      search.json and the files of trials; what became of each
+    samplers.py    a draw, given the known earlier trials; Optuna's samplers
+    folder.py      search.json, the files of trials, and their outcomes
     next_run.py    choice of the next run: a promotion (ASHA, Hyperband) or a new trial
-    define.py      a search from its command line, with everything that is wrong with it
+    define.py      a search from its command line, with all of its problems
     pool_runs.py   part of a rank's job: the trials that a slot of a pool takes
     commands.py    `plan` and `submit` of a search, its lines in `status`; verbs.py has `best`
+    report.py      charts of a search for `report`
 
 Only pool_runs.py may import torch; `search=gp` imports it where a trial is drawn.
 """
@@ -16,7 +17,9 @@ CONTRIBUTES = {
     "grid_kinds": ("hpc_trainer.search.commands:KIND",),
     "search_ends": ("hpc_trainer.search.next_run:states_at_end",),
     "run_sources": ("hpc_trainer.search.pool_runs:make",),
+    "best_of": ("hpc_trainer.search.commands:best_of",),
     "sweep_lines": ("hpc_trainer.search.verbs:LINES",),
+    "report_parts": ("hpc_trainer.search.report:report_part",),
     "result_columns": ("hpc_trainer.search.commands:COLUMNS",),
 }
 """Contributions of this domain to the hooks of the core (hpc_trainer/domains.py)."""

@@ -1,22 +1,23 @@
-"""`plan` and `submit` of a search, and what `status` and `results` show of it."""
+"""`plan` and `submit` of a search, and its lines in `status` and `results`."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError
-from hpc_trainer.operate.results import Columns
+from hpc_trainer.operate.results import BestRun, Columns
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.reading import Faults, is_there, read_json
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import RunStatus, SweepStatus
 from hpc_trainer.record.submissions import Submission, read_submissions
-from hpc_trainer.search.folder import Search, Trial, Trials, read_search, write_search
+from hpc_trainer.search.folder import Search, Trial, Trials, override_of, read_search, write_search
 from hpc_trainer.search.next_run import brackets, is_over, stop_reason
 
 if TYPE_CHECKING:
@@ -70,8 +71,8 @@ class SearchKind:
             return
         if not as_json:
             slots, per_node = slots_of(defined.search)
-            told = f"{slots} slot(s)" + (f" with {per_node} places each" if per_node > 1 else "")
-            say(f"Search {name}: {settings.trials} trials, drawn as trials end, by {told} of job {job_id}.")
+            slots_text = f"{slots} slot(s)" + (f" with {per_node} places each" if per_node > 1 else "")
+            say(f"Search {name}: {settings.trials} trials, drawn as trials end, by {slots_text} of job {job_id}.")
         if wait:
             _wait(defined, job_id, as_json=as_json)
         elif not as_json:
@@ -84,12 +85,10 @@ KIND = SearchKind()
 def _defined(given: Given, chosen: Chosen) -> Defined:
     from hpc_trainer.search.define import define
 
-    if given.app is not None:
-        raise ConfigError("search=.. takes no --app: Hydra's own sweepers search there (docs/hydra_apps.md).")
     for option, is_given in (("--fresh", chosen.fresh), ("--extend", chosen.extend)):
         if is_given:
             raise ConfigError(f"{option} is for grids. For a search that begins anew, use another sweep_name.")
-    return define(given.overrides or (), **given.places)
+    return define(given.overrides or (), app=given.app, **given.places)
 
 
 def _problems(defined: Defined) -> list[str]:
@@ -113,7 +112,7 @@ def _problems(defined: Defined) -> list[str]:
 
 
 def _sample(defined: Defined) -> Grid:
-    """Return a grid of one run that stands for all trials."""
+    """Return a grid of one run, which has the shape and environment of all trials."""
     return dataclasses.replace(defined.grid, specs=(defined.search.bases[0].spec,))
 
 
@@ -215,7 +214,7 @@ def _wait(defined: Defined, job_id: str, *, as_json: bool) -> None:
         sys.exit(1)
     status = read_status(defined.sweep)
     print_json(status_json(status)) if as_json else print_results(status)
-    view = _view(status.sweep)
+    view = view_of(status.sweep)
     if view is not None and not is_over(*view):
         reason = _why_stopped(status.sweep, *view)
         raise HpcTrainerError(reason or f"the search did not end. Read: hpc-trainer status {status.sweep.name}")
@@ -303,7 +302,7 @@ def plan_json(defined: Defined, problems: Sequence[str]) -> dict[str, Any]:
 # What status and results show.
 
 
-def _view(sweep: SweepPaths) -> tuple[Search, list[Trial]] | None:
+def view_of(sweep: SweepPaths) -> tuple[Search, list[Trial]] | None:
     """Return the search of a sweep and its trials; None if it has none, or they cannot be read."""
     try:
         search = read_search(sweep)
@@ -332,9 +331,51 @@ def best_paused(search: Search, trials: Sequence[Trial]) -> tuple[Trial, int] | 
     return min(there, key=lambda trial: (sign * trial.at_rungs[highest], trial.number)), highest
 
 
+def best_of(paths: SweepPaths) -> BestRun:
+    """Return the best complete trial of a sweep's search; if none is complete, the best one at the highest rung.
+
+    Raises:
+        RunStateError: the sweep has no search, its files cannot be read, or no trial has a value yet.
+    """
+    search, trials = read_view(paths)
+    found, value, rung = best_trial(search, trials), None, None
+    if found is not None:
+        value = found.value
+    elif (paused := best_paused(search, trials)) is not None:
+        found, rung = paused
+        value = found.at_rungs[rung]
+    if found is None or value is None:
+        raise RunStateError(
+            f"no trial of {paths.name} has a value of {search.settings.metric} yet. "
+            f"Read: hpc-trainer status {paths.name}"
+        )
+    kept = [word for word in search.words if not word.startswith(("sweep_name=", "seed="))]
+    params = [
+        f"{key}={value if key in search.bases[0].choices else override_of(value)}"
+        for key, value in found.params.items()
+    ]
+    again = [*kept, *params, f"sweep_name={paths.name}_best", "seed=0,1,2"]
+    if search.app:  # the app's own keys, as after `python train.py`
+        of_app = [
+            f"{key.removeprefix('params.')}={value if _is_plain(value) else override_of(value)}"
+            for key, value in found.params.items()
+        ]
+        again = [*kept, f"sweep_name={paths.name}_best", "seed=0,1,2", "--app", *search.app, *of_app]
+    return BestRun(
+        sweep=paths.name, run_id=found.run_id, trial=found.number, metric=search.settings.metric, value=value,
+        rung=rung, params=dict(found.params), again=again,
+    )  # fmt: skip
+
+
+def _is_plain(value: object) -> bool:
+    """Return True for a name that Hydra reads as it is, as that of a file of a group."""
+    is_name = isinstance(value, str) and re.fullmatch(r"[A-Za-z][\w/-]*", value) is not None
+    return is_name and str(value).lower() not in ("true", "false", "null", "nan", "inf")
+
+
 def status_lines(status: SweepStatus) -> list[str]:
     """Return lines on trials, rungs, the best run, and why the search stopped."""
-    view = _view(status.sweep)
+    view = view_of(status.sweep)
     if view is None:
         return [f"Note: {status.sweep.search} or a trial's file cannot be read. The same submit writes it anew."]
     search, trials = view
@@ -357,7 +398,7 @@ def status_lines(status: SweepStatus) -> list[str]:
 
 def status_json_of_search(status: SweepStatus) -> dict[str, Any]:
     """Return the key `search`: its settings, numbers of trials and results, and the best run."""
-    view = _view(status.sweep)
+    view = view_of(status.sweep)
     if view is None:
         return {}
     search, trials = view
@@ -393,10 +434,10 @@ _numbers_of: dict[int, tuple[SweepStatus, dict[str, int]]] = {}
 
 
 def _numbers(status: SweepStatus, run: RunStatus) -> dict[str, int]:
-    """Return the number of each trial by its run id, read once for a status; a fault of the file is told of `run`."""
+    """Return the number of each trial by its run id, read once for a status; a fault of the file is added to `run`."""
     kept = _numbers_of.get(id(status))
     if kept is None or kept[0] is not status:
-        view = _view(status.sweep) if is_there(status.sweep.search, faults=status.faults_of(run.run_id)) else None
+        view = view_of(status.sweep) if is_there(status.sweep.search, faults=status.faults_of(run.run_id)) else None
         numbers = {} if view is None else {trial.run_id: trial.number for trial in view[1]}
         _numbers_of.clear()
         kept = _numbers_of[id(status)] = status, numbers

@@ -1,4 +1,4 @@
-"""A search from its command line: the space, the runs that trials are made from, and everything that is wrong with it.
+"""A search from its command line: the space, the runs that trials are made from, and all problems.
 
 Trials are frozen at submit: a slot composes no files, it sets the drawn values in a frozen run. The ends and the middle
 of all axes are composed here by Hydra, to check the configurations, and to see that a drawn value changes one key only.
@@ -8,19 +8,25 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+import math
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hpc_trainer.config.compose.overrides import override_value
 from hpc_trainer.config.compose.own_files import read_project
 from hpc_trainer.config.compose.search_axes import WHEN, SearchAxis, conditions_of, split_axes
 from hpc_trainer.config.load import PASSED_OVER
+from hpc_trainer.config.resume_contract import flatten
 from hpc_trainer.config.rules.data_rules import of_steps
 from hpc_trainer.config.schema.task import CustomTaskConfig
 from hpc_trainer.config.schema.train import Sampler, SearchConfig, SearchMode, TrainConfig
 from hpc_trainer.errors import ConfigError, valid
 from hpc_trainer.launch.freeze import Grid, freeze_grid
+from hpc_trainer.launch.hydra_app import HydraApp, freeze_search_of_app, read_app, split_app
 from hpc_trainer.record.chain import awaited_of
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.spec import RunSpec, leaves
@@ -57,13 +63,23 @@ class Defined:
         return self.grid.sweep
 
 
-def define(words: Sequence[str], *, config_dirs: Sequence[Path] = (), trust: Sequence[str] = ()) -> Defined:
+def define(
+    words: Sequence[str], *, app: str | None = None, config_dirs: Sequence[Path] = (), trust: Sequence[str] = ()
+) -> Defined:
     """Return the search of a command line.
+
+    Args:
+        words: our overrides, axes among them.
+        app: a Hydra app and its words with its axes, as after `--app`; None without an app.
+        config_dirs: folders of your own conf/ files.
+        trust: packages that `_target_` and `train.main` may name.
 
     Raises:
         ConfigError: an axis, a key of `search` or a sample of the space is wrong.
     """
     fixed, axes = split_axes(words, [*config_dirs, *read_project().config_dirs])
+    if app is not None:
+        return _finished(*_of_app(app, fixed, axes, config_dirs=config_dirs, trust=trust))
     if not axes:
         raise ConfigError(
             "a search needs an axis to draw values for, as 'optim.lr=tag(log,interval(1e-4,1e-1))', a list as "
@@ -75,11 +91,19 @@ def define(words: Sequence[str], *, config_dirs: Sequence[Path] = (), trust: Seq
     _refuse_keys(axes)
     grid = freeze_grid([*fixed, *_samples(space, groups)], config_dirs=config_dirs, trust=trust, is_search=True)
     bases = tuple(_bases(grid, fixed, space, groups))
+    return _finished(grid, bases, space, fixed, conditions)
+
+
+def _finished(
+    grid: Grid, bases: tuple[Base, ...], space: tuple[Dimension, ...], fixed: Sequence[str],
+    conditions: Sequence[str], app: tuple[str, ...] = (),
+) -> Defined:  # fmt: skip
+    """Return the search of a space and its bases, once all its keys are right."""
     settings = _settled(bases[0].spec.typed(), bases)
-    if settings.when != conditions:
+    if settings.when != list(conditions):
         raise ConfigError(f"{WHEN} of a file is not read. Write it on the command line, where the axes are.")
     words_kept = tuple(word for word in fixed if not word.startswith("search."))
-    search = Search(settings=settings, space=space, bases=bases, words=words_kept)
+    search = Search(settings=settings, space=space, bases=bases, words=words_kept, app=app)
     _check(search, grid)
     check_packages(search)
     if settings.from_sweep is not None:
@@ -93,7 +117,7 @@ def define(words: Sequence[str], *, config_dirs: Sequence[Path] = (), trust: Seq
 def _earlier(search: Search, sweep: SweepPaths) -> tuple[Told, ...]:
     """Return the trials of the search `search.from_sweep` that fit into this search's space.
 
-    A key that is no axis of the earlier search has there the value of its configuration.
+    A key that is not an axis of the earlier search has the value of that search's configuration.
 
     Raises:
         ConfigError: there is no such search, it had another metric, or none of its trials fits.
@@ -113,15 +137,15 @@ def _earlier(search: Search, sweep: SweepPaths) -> tuple[Told, ...]:
     made: list[Told] = []
     for trial, value in zip(trials, values, strict=True):
         fixed = dict(leaves(reader.spec(trial.number).config))
-        had = {each.key: trial.params.get(each.key, fixed.get(each.name)) for each in search.space}
+        had = {dimension.key: trial.params.get(dimension.key, fixed.get(dimension.name)) for dimension in search.space}
         params, rungs = active(search.space, had), finite(trial.at_rungs)
-        is_inside = all(each.holds(params[each.key]) for each in search.space if each.key in params)
+        is_inside = all(dimension.holds(params[dimension.key]) for dimension in search.space if dimension.key in params)
         if is_inside and (value is not None or rungs):
             made.append(Told(params=params, value=value, at_rungs=rungs))
     if not made:
         raise ConfigError(
-            f"{rule}: none of its {len(trials)} trials has a result and lies in this space. Leave it out, or widen the "
-            "axes."
+            f"{rule}: none of its {len(trials)} trials has a result and fits into this space. Leave it out, or widen "
+            "the axes."
         )
     return tuple(made)
 
@@ -170,8 +194,11 @@ def _blocks(space: Sequence[Dimension], groups: set[str]) -> Iterator[str]:
 
 def _sample_at(place: int, space: Sequence[Dimension], choices: Params) -> dict[str, Value]:
     """Return the first, middle or last values of the axes, without those whose conditions do not hold."""
-    sample = active(space, {each.key: choices.get(each.key, each.ends[place]) for each in space})
-    return {**{each.key: None for each in space if _is_null_without(each) and each.key not in sample}, **sample}
+    sample = active(space, {dimension.key: choices.get(dimension.key, dimension.ends[place]) for dimension in space})
+    return {
+        **{dimension.key: None for dimension in space if _is_null_without(dimension) and dimension.key not in sample},
+        **sample,
+    }
 
 
 def _is_null_without(dimension: Dimension) -> bool:
@@ -200,7 +227,9 @@ def _check_samples(base: Base, samples: Sequence[RunSpec], space: Sequence[Dimen
     made = Search(settings=SearchConfig(), space=tuple(space), bases=(base,), words=())
     digests = {spec.digest: spec for spec in samples}
     for place in range(3):
-        params = active(space, {each.key: base.choices.get(each.key, each.ends[place]) for each in space})
+        params = active(
+            space, {dimension.key: base.choices.get(dimension.key, dimension.ends[place]) for dimension in space}
+        )
         ours = made.spec_of(params, [])
         if ours.digest in digests:
             continue
@@ -211,6 +240,77 @@ def _check_samples(base: Base, samples: Sequence[RunSpec], space: Sequence[Dimen
             f"{', '.join(keys[:4]) or 'another key'} follows the value of an axis by an interpolation, and a search "
             "sets one key for each axis. Set it to a value of its own, or make it the axis."
         )
+
+
+# --- Hydra apps ---
+
+
+def _of_app(
+    text: str, fixed: Sequence[str], axes: Sequence[SearchAxis], *, config_dirs: Sequence[Path], trust: Sequence[str]
+) -> tuple[Grid, tuple[Base, ...], tuple[Dimension, ...], Sequence[str], Sequence[str], tuple[str, ...]]:
+    """Return the arguments of `_finished` for a search over an app's own keys.
+
+    The app's Hydra composes each choice of its lists, which become bases. A range is a key of `params`, which the
+    command passes on to the app by a placeholder.
+    """
+    if axes:
+        raise ConfigError(f"{axes[0].line} stands before --app, and a search of an app draws the app's own keys.")
+    name, flags, words = split_app(text)
+    app_fixed, of_app = split_axes(words, is_of_app=True)
+    if not of_app:
+        raise ConfigError(
+            f"a search needs an axis to draw values for, after --app: --app {name} 'lr=tag(log,interval(1e-4,1e-1))', "
+            "or a list as model=a,b."
+        )
+    conditions = conditions_of(fixed)
+    if conditions:
+        raise ConfigError(f"{WHEN} is not available with --app: give each axis of the app a value in all trials.")
+    ranges = [axis for axis in of_app if not axis.choices]
+    lists = [axis for axis in of_app if axis.choices]
+    if math.prod(len(axis.choices) for axis in lists) > _MOST_BASES:
+        raise ConfigError(f"the lists after --app have more than {_MOST_BASES} combinations. Use fewer, or a range.")
+    space = read_space([dataclasses.replace(axis, key=_param(axis.key)) for axis in of_app])
+    ends = {each.key: each.ends for each in space}
+
+    def composed(place: int, chosen: Iterable[str]) -> HydraApp:
+        values = [f"{axis.key}={override_value(ends[_param(axis.key)][place])}" for axis in ranges]
+        return read_app(shlex.join([name, *flags, *app_fixed, *chosen, *values]))
+
+    app = composed(0, [axis.line for axis in lists])
+    if ranges:
+        last = composed(2, [f"{axis.key}={override_value(axis.choices[0])}" for axis in lists])
+        _check_ranges(app.points[0].config, last.points[0].config, ranges)
+    passed_on = [f"{axis.key}={{{_param(axis.key)}}}" for axis in ranges]
+    grid, configs = freeze_search_of_app(app, fixed, {axis.key for axis in ranges}, passed_on, config_dirs, trust)
+    kept = tuple(word for word in fixed if not word.startswith("search."))
+    # The app's sweeper composes the lists as a product, the last one fastest.
+    combinations = list(itertools.product(*(axis.choices for axis in lists)))
+    if len(configs) != len(combinations):
+        raise ConfigError(f"hydra.sweeper.params of {name} makes a grid of its own, and a search draws. Leave it out.")
+    keys = [_param(axis.key) for axis in lists]
+    bases = [
+        base_of(dict(zip(keys, chosen, strict=True)), config, kept)
+        for chosen, config in zip(combinations, configs, strict=True)
+    ]
+    return grid, tuple(bases), space, fixed, [], (name, *flags, *app_fixed)
+
+
+def _param(key: str) -> str:
+    """Return the key of a trial's configuration for a key, or a group, of the app."""
+    return f"params.{key.lstrip('+').partition('@')[0].replace('/', '.')}"
+
+
+def _check_ranges(first: Mapping[str, Any], last: Mapping[str, Any], ranges: Sequence[SearchAxis]) -> None:
+    """Raise ConfigError if a range changes more in the app's configuration than its own key."""
+    before, after = flatten(first), flatten(last)
+    own = {axis.key.lstrip("+"): axis for axis in ranges}
+    changed = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+    for key, axis in own.items():
+        if key not in after:
+            raise ConfigError(f"{axis.line}: {key} is no single key of the app's configuration. Name one of its keys.")
+    other = next((key for key in changed if key not in own), None)
+    if other is not None:
+        raise ConfigError(f"{other} of the app changes with {', '.join(own)}, and a range sets one key. Use a list.")
 
 
 def _settled(config: TrainConfig, bases: Sequence[Base]) -> SearchConfig:
@@ -274,7 +374,7 @@ def _problems(search: Search, config: TrainConfig) -> Iterator[str]:
         named = (*config.task.evaluated, *of_steps())
         is_own = isinstance(config.task, CustomTaskConfig) and settings.metric.startswith("eval_")
         if settings.metric not in named and not is_own:
-            yield f"search.metric={settings.metric} is no metric of these runs. {valid(settings.metric, named)}"
+            yield f"search.metric={settings.metric} is not a metric of these runs. {valid(settings.metric, named)}"
     # The schema's own rules on what goes with what do not hold for programs.
     if settings.median and settings.sampler in WITH_RUNGS:
         yield f"search.median=true: search={settings.sampler.value} has a rule of its own. Leave one of the two out."
@@ -326,16 +426,16 @@ def _rung_problems(search: Search, config: TrainConfig) -> Iterator[str]:
 
 def find_change(old: Search, new: Search) -> str | None:
     """Return how a search differs from the one in its folder, beyond more trials and slots; None if it does not."""
-    told = []
+    differences = []
     space = difference(old.space, new.space)
     if space is not None:
-        told.append(f"the space ({space})")
+        differences.append(f"the space ({space})")
     before, now = ({field.name: getattr(search.settings, field.name) for field in dataclasses.fields(SearchConfig)}
                    for search in (old, new))  # fmt: skip
     changed_keys = [key for key in before if key not in ("trials", "parallel", "when") and before[key] != now[key]]
-    told += [f"search.{key} ({_shown(before[key])} before, {_shown(now[key])} now)" for key in changed_keys]
+    differences += [f"search.{key} ({_shown(before[key])} before, {_shown(now[key])} now)" for key in changed_keys]
     if now["trials"] < before["trials"]:
-        told.append(f"search.trials ({before['trials']} before, {now['trials']} now: it can only grow)")
+        differences.append(f"search.trials ({before['trials']} before, {now['trials']} now: it can only grow)")
     bases = [{tuple(base.choices.items()): base.spec for base in search.bases} for search in (old, new)]
     if space is None and bases[0].keys() == bases[1].keys():
         pairs = ((bases[0][key], bases[1][key]) for key in bases[0])
@@ -343,8 +443,8 @@ def find_change(old: Search, new: Search) -> str | None:
         if changed is not None:
             was, is_now = (dict(leaves(spec.config, without=PASSED_OVER)) for spec in changed)
             keys = [key for key in is_now if was.get(key, ...) != is_now[key]]
-            told.append(", ".join(f"{key} ({was.get(key)} before, {is_now[key]} now)" for key in keys[:4]))
-    return "; ".join(told) or None
+            differences.append(", ".join(f"{key} ({was.get(key)} before, {is_now[key]} now)" for key in keys[:4]))
+    return "; ".join(differences) or None
 
 
 def _shown(value: object) -> object:

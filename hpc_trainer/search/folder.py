@@ -1,8 +1,8 @@
-"""The files of a search: what was submitted (search.json), and the trials that were drawn so far.
+"""The files of a search: the submitted search (search.json), and the trials that were drawn so far.
 
 A trial is a file of its own, drawn/000012.jsonl, that is created once (`record.spec.claim_spec`): of two processes that
 draw trial 12 at the same moment one gets the number. It holds the frozen run, its values, and which earlier trials were
-known and at work when it was drawn. What became of a trial stands in the folder of its run.
+known and at work when it was drawn. The outcome of a trial is in the folder of its run.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ import copy
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpc_trainer.config.identity import is_secret_value, run_id_of
 from hpc_trainer.config.load import from_plain
+from hpc_trainer.config.program import program_name
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.train import FailedTrial, SearchConfig
 from hpc_trainer.errors import ConfigError, RunStateError
@@ -60,6 +63,8 @@ class Search:
     bases: tuple[Base, ...]
     words: tuple[str, ...]
     """Overrides with one value, without those of the search."""
+    app: tuple[str, ...] = ()
+    """Hydra app and its words with one value (`--app`); () for other searches."""
     code: str | None = None
     """Digest of the frozen code that trials start from; None if nothing was frozen."""
     earlier: tuple[Told, ...] = ()
@@ -88,7 +93,7 @@ class Search:
             rungs: the steps at which the trial pauses, ascending.
 
         Raises:
-            ConfigError: the values do not go with each other.
+            ConfigError: the values are incompatible.
         """
         base = next(base for base in self.bases if all(params[key] == name for key, name in base.choices.items()))
         config = copy.deepcopy(dict(base.config))
@@ -103,7 +108,16 @@ class Search:
         axes = {key: text_of(value) for key, value in params.items()}
         from hpc_trainer.launch.freeze import freeze  # it imports Hydra, which `status` does without
 
-        return freeze(typed, axes=axes, overrides=tuple(lines))
+        spec = freeze(typed, axes=axes, overrides=tuple(lines))
+        return dataclasses.replace(spec, run_id=_id_in_app(spec, axes)) if self.app else spec
+
+
+def _id_in_app(spec: RunSpec, axes: Mapping[str, str]) -> str:
+    """Return the id of a trial of a Hydra app: named by its axes, because `params` is the app's whole configuration."""
+    names = {key: key.rpartition(".")[2] for key in axes}
+    told = [name if is_secret_value(name, axes[key]) else f"{name}{axes[key]}" for key, name in names.items()]
+    label = "-".join([program_name(spec.config["train"]["command"]), *told])
+    return run_id_of(re.sub(r"[^A-Za-z0-9._-]", "_", label), spec.config["seed"], spec.digest)
 
 
 def set_leaf(config: dict[str, Any], key: str, value: Value) -> None:
@@ -148,7 +162,8 @@ def write_search(paths: SweepPaths, search: Search) -> None:
             {"choices": dict(base.choices), "config": dict(base.config), "overrides": list(base.overrides)}
             for base in search.bases
         ],
-        "words": list(search.words), "code": search.code, "earlier": list(map(samplers.to_plain, search.earlier)),
+        "words": list(search.words), "app": list(search.app), "code": search.code,
+        "earlier": list(map(samplers.to_plain, search.earlier)),
     }  # fmt: skip
     write_atomic(paths.search, f"{seal(json.dumps(record))}\n")
 
@@ -176,6 +191,7 @@ def read_search(paths: SweepPaths) -> Search | None:
             space=spaces.from_plain(record["space"]),
             bases=tuple(base_of(base["choices"], base["config"], tuple(base["overrides"])) for base in record["bases"]),
             words=tuple(record["words"]),
+            app=tuple(record.get("app", ())),
             code=record["code"],
             earlier=tuple(map(samplers.from_plain, record.get("earlier", ()))),
         )
@@ -216,7 +232,7 @@ class Trial:
 
 
 class Trials:
-    """Reader of the trials of a sweep; it remembers what cannot change any more."""
+    """Reader of the trials of a sweep; it keeps trials that cannot change any more."""
 
     def __init__(self, paths: SweepPaths, search: Search) -> None:
         self.paths, self.search = paths, search
@@ -277,11 +293,11 @@ def read_trial(run: RunPaths, spec: RunSpec, more: Mapping[str, Any], metric: st
     records = read_metrics(run.metrics) if rungs and attempts else []
     at_rungs = _at_rungs(records, rungs, metric)
     if DONE in names:
-        told = read_result(Path(run.result), faults).get("metrics") or {}
-        value = _number(told[metric]) if metric in told else None
+        metrics = read_result(Path(run.result), faults).get("metrics") or {}
+        value = _number(metrics[metric]) if metric in metrics else None
         return dataclasses.replace(
             made, state=RunState.COMPLETED, value=value, at_rungs=at_rungs,
-            metrics=tuple(told), until=None,
+            metrics=tuple(metrics), until=None,
         )  # fmt: skip
     if newest is not None and newest.has_ended and newest.state is not None and newest.state.has_failed:
         return dataclasses.replace(made, state=RunState.FAILED, at_rungs=at_rungs)

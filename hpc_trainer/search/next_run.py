@@ -1,4 +1,4 @@
-"""Choice of the next run of a search, made by whoever has a free slot, from the files in the sweep's folder alone.
+"""Choice of the next run of a search, made by a slot with a free place, from the files in the sweep's folder alone.
 
 First comes a trial that a search lets train further (ASHA and Hyperband), then a new trial. Both are claimed by a file
 that can be created once, so that slots on any number of machines need not know of each other.
@@ -83,7 +83,7 @@ def is_over(search: Search, known: Sequence[Trial]) -> bool:
 
 
 def states_at_end(paths: SweepPaths) -> Mapping[str, int] | None:
-    """Return the number of trials in each state if the search is over, {} if it is not; None if it is no search.
+    """Return the number of trials in each state if the search is over, {} if it is not; None without a search.
 
     Raises:
         RunStateError: the search or a trial cannot be read.
@@ -118,7 +118,7 @@ def stop_reason(search: Search, known: Sequence[Trial], sweep: str) -> str | Non
     if len(failed) == len(known) >= min(_MOST_FAILED, search.settings.trials):
         return (
             f"the first {len(failed)} trials have all failed. Read: hpc-trainer why {failed[0].run_id}. "
-            f"The same submit goes on once one of them is complete: hpc-trainer retry {failed[0].run_id}"
+            f"The same submit continues once one of them is complete: hpc-trainer retry {failed[0].run_id}"
         )
     return None
 
@@ -198,11 +198,11 @@ def new_trial(search: Search, known: Sequence[Trial]) -> tuple[RunSpec, dict[str
     """
     settings, number = search.settings, len(known)
     rungs = bracket_of(search, number)
-    told = [*search.earlier, *told_of(search, known)] if settings.sampler in OF_OPTUNA else []
+    trials = [*search.earlier, *told_of(search, known)] if settings.sampler in OF_OPTUNA else []
     taken = {trial.run_id for trial in known}
     for tries in range(_TRIES):
         drawn = draw(
-            search.space, settings.sampler, told, seed=settings.seed, is_max=search.is_max, tries=tries, number=number
+            search.space, settings.sampler, trials, seed=settings.seed, is_max=search.is_max, tries=tries, number=number
         )  # fmt: skip
         spec = search.spec_of(drawn.params, rungs)
         if spec.run_id not in taken:
@@ -226,7 +226,7 @@ def _record(number: int, drawn: Draw, rungs: Sequence[int], known: Sequence[Tria
 
 
 def told_of(search: Search, known: Sequence[Trial]) -> list[Told]:
-    """Return what the sampler is told of the trials."""
+    """Return the trials as the sampler gets them."""
     values = value_for_sampler(known, search.settings, is_max=search.is_max)
     return [
         Told(

@@ -1,7 +1,7 @@
 """Source of the runs of a pool (`worker/slot.py`): each slot draws its next trial itself, or takes a promoted one.
 
 A slot claims a trial, or its promotion, in the search (search/next_run.py), and then the run's turn in the pool. If it
-dies between the two claims, another slot finds a trial that may train and that nobody has, and takes its turn.
+dies between the two claims, another slot finds a trial that may train and that no slot has, and takes its turn.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hpc_trainer.record.turns import Turn, Turns
 from hpc_trainer.search.commands import SOURCE
 from hpc_trainer.search.folder import Search, Trials, read_search
 from hpc_trainer.search.next_run import SearchStoppedError, is_over, next_run, stop_reason
-from hpc_trainer.worker.slot import ListedRuns, Queue, is_unsure
+from hpc_trainer.worker.slot import Queue, RunSource, is_unsure
 
 
 def make(sweep: SweepPaths, pool: Submission, specs: dict[str, RunSpec]) -> SearchRuns | None:
@@ -27,13 +27,11 @@ def make(sweep: SweepPaths, pool: Submission, specs: dict[str, RunSpec]) -> Sear
     return SearchRuns(sweep, pool) if pool.source == SOURCE else None
 
 
-class SearchRuns(ListedRuns):
+class SearchRuns(RunSource):
     """Trials of a search, as a slot takes them."""
 
     def __init__(self, sweep: SweepPaths, pool: Submission) -> None:
-        self._sweep, self._pool = sweep, pool
-        self._order: dict[str, int] = {}
-        self._missing: dict[str, float] = {}
+        super().__init__(sweep, pool)
         self._has_failed = False
         self._trials = Trials(sweep, self._search())
 
@@ -50,9 +48,9 @@ class SearchRuns(ListedRuns):
         return self._trials.search.bases[0].spec
 
     def next_run(self, turns: Turns, place: int) -> tuple[RunSpec, Turn] | None:
-        """Claim a trial that was given back or left; else a promoted one or a new one. None if there is none now."""
+        """Claim a trial that a slot gave back or left, else a promoted or a new one; None if there is none now."""
         turns.look()
-        self._order = {each.uuid: number for number, each in enumerate(read_submissions(self._sweep))}
+        self._order = {submission.uuid: number for number, submission in enumerate(read_submissions(self._sweep))}
         try:
             self._trials.search = self._search()
             queue = Queue(self._missing)

@@ -1,4 +1,4 @@
-"""Draw of the values of one trial, given what is known of the trials before it.
+"""Draw of the values of one trial, given the known earlier trials.
 
 A draw depends on the search's seed, the trial's number and the known trials alone, so it is the same wherever it is
 made. Optuna's samplers get a study in memory with these trials, and a seed of their own for each draw.
@@ -35,7 +35,7 @@ _STATE_OF_CMA = "cma:optimizer"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """Earlier trial as a sampler knows it."""
+    """Earlier trial in the form that a sampler gets."""
 
     params: Params
     value: float | None = None
@@ -206,7 +206,7 @@ def seed_of_draw(seed: int, number: int, tries: int = 0) -> int:
 
 
 def optuna_sampler(optuna: Any, sampler: Sampler, seed: int) -> Any:
-    """Return Optuna's sampler, with its defaults but for the seed and the constant liar of trials at work."""
+    """Return Optuna's sampler, with all defaults except the seed and the constant liar for trials at work."""
     if sampler is Sampler.gp:
         return optuna.samplers.GPSampler(seed=seed)
     if sampler is Sampler.cma_es:
@@ -215,7 +215,7 @@ def optuna_sampler(optuna: Any, sampler: Sampler, seed: int) -> Any:
 
 
 def distribution(optuna: Any, dimension: Dimension) -> Any:
-    """Return a dimension as Optuna has it."""
+    """Return Optuna's distribution for a dimension."""
     kinds = optuna.distributions
     if dimension.choices:
         return kinds.CategoricalDistribution(dimension.choices)
@@ -226,7 +226,7 @@ def distribution(optuna: Any, dimension: Dimension) -> Any:
 
 
 def _frozen(optuna: Any, told: Told, distributions: Any) -> Any:
-    """Return a trial as Optuna has it: complete, failed, pruned (it has values of rungs), or running."""
+    """Return Optuna's FrozenTrial for a trial: complete, failed, pruned (it has values of rungs), or running."""
     states = optuna.trial.TrialState
     state = states.PRUNED if told.at_rungs else states.RUNNING
     if told.has_failed:

@@ -129,7 +129,7 @@ def _with_conditions(
         if not word:
             raise ConfigError(f"{rule}.")
         if name not in space:
-            raise ConfigError(f"{rule}, and {name} is no axis of this search. {valid(name, space)}")
+            raise ConfigError(f"{rule}, and {name} is not an axis of this search. {valid(name, space)}")
         if name in groups:
             raise ConfigError(f"{rule}. {name} chooses files of a group, so each trial has a value of it.")
         if name in reads:
@@ -137,7 +137,9 @@ def _with_conditions(
         reads[name] = condition_of(condition.strip()).names
         for other in reads[name]:
             if other not in space:
-                raise ConfigError(f"{rule}, which reads axes of the search. {other} is none. {valid(other, space)}")
+                raise ConfigError(
+                    f"{rule}, which reads axes of the search. {other} is not an axis. {valid(other, space)}"
+                )
         space[name] = dataclasses.replace(space[name], when=condition.strip())
     made: dict[str, Dimension] = {}
     while len(made) < len(space):
@@ -249,12 +251,12 @@ def every_point(space: Sequence[Dimension]) -> list[dict[str, Value]]:
 
 
 def difference(old: Sequence[Dimension], new: Sequence[Dimension]) -> str | None:
-    """Return how two spaces differ, as the axes of both; None if they are equal."""
+    """Return the axes that are new, missing or different in `new`, as text; None if the spaces are equal."""
     before, now = ({dimension.key: dimension for dimension in space} for space in (old, new))
-    told = [f"{key} is new" for key in now if key not in before]
-    told += [f"{key} is missing" for key in before if key not in now]
-    told += [f"{before[key]} before, {now[key]} now" for key in now if key in before and before[key] != now[key]]
-    return "; ".join(told) or None
+    differences = [f"{key} is new" for key in now if key not in before]
+    differences += [f"{key} is missing" for key in before if key not in now]
+    differences += [f"{before[key]} before, {now[key]} now" for key in now if key in before and before[key] != now[key]]
+    return "; ".join(differences) or None
 
 
 # Draws without a model. Python's own generator gives the same numbers on every machine and version for a text seed.

@@ -58,47 +58,25 @@ def best(
     as_json: Json = False,
 ) -> None:
     """Show the best trial of a search, and the command that trains it again in full or with other seeds."""
+    import dataclasses
     import shlex
 
-    from hpc_trainer.cli.common import print_json, say
-    from hpc_trainer.cli.terminal import as_typed
+    from hpc_trainer.cli.common import as_typed, print_json, say
     from hpc_trainer.errors import RunStateError
     from hpc_trainer.operate.find import configured_runs_dir, find_sweep
     from hpc_trainer.record.layout import OTHER_FOLDER
-    from hpc_trainer.search.commands import best_paused, best_trial, read_view
-    from hpc_trainer.search.folder import override_of
+    from hpc_trainer.search.commands import best_of
     from hpc_trainer.search.space import text_of
 
     paths = find_sweep(configured_runs_dir(runs_dir), sweep)
     if not paths.exists:
         raise RunStateError(f"there is no sweep {paths.name}. {OTHER_FOLDER}")
-    search, trials = read_view(paths)
-    found, value, rung = best_trial(search, trials), None, None
-    if found is not None:
-        value = found.value
-    elif (paused := best_paused(search, trials)) is not None:
-        found, rung = paused
-        value = found.at_rungs[rung]
-    if found is None or value is None:
-        raise RunStateError(
-            f"no trial of {paths.name} has a value of {search.settings.metric} yet. "
-            f"Read: hpc-trainer status {paths.name}"
-        )
-    kept = [word for word in search.words if not word.startswith(("sweep_name=", "seed="))]
-    params = [
-        f"{key}={value if key in search.bases[0].choices else override_of(value)}"
-        for key, value in found.params.items()
-    ]
-    words = [*kept, *params, f"sweep_name={paths.name}_best", "seed=0,1,2"]
-    command = f"hpc-trainer submit {shlex.join(words)}"
+    found = best_of(paths)
     if as_json:
-        print_json({
-            "sweep": paths.name, "run_id": found.run_id, "trial": found.number, "metric": search.settings.metric,
-            "value": value, "rung": rung, "params": dict(found.params), "again": words,
-        })  # fmt: skip
+        print_json(dataclasses.asdict(found))
         return
-    at = "" if rung is None else f" at step {rung}; no trial is complete"
-    say(f"{found.run_id} (trial {found.number}): {search.settings.metric} {value:.6g}{at}")
+    at = "" if found.rung is None else f" at step {found.rung}; no trial is complete"
+    say(f"{found.run_id} (trial {found.trial}): {found.metric} {found.value:.6g}{at}")
     for key, param in found.params.items():
         say(f"  {key} = {text_of(param)}")
-    print(as_typed(f"With other seeds: {command}"))
+    print(as_typed(f"With other seeds: hpc-trainer submit {shlex.join(found.again)}"))

@@ -1,4 +1,4 @@
-"""Slurm commands: bounded in time, in the C locale, with errors that say what was asked and answered; and sbatch.
+"""Slurm commands: bounded in time, in the C locale, with errors that state request and answer; and sbatch.
 
 The cluster that answers here, the host names of its nodes and the name of the user are found here too.
 """
@@ -102,7 +102,7 @@ def run_slurm(argv: Sequence[str], *, timeout_s: float = DEFAULT_TIMEOUT_S, scri
 
 
 def call(argv: Sequence[str], text: str, environ: Mapping[str, str], timeout_s: float) -> CompletedProcess[str]:
-    """Run a command with `text` on standard input and return its output and exit code, whatever they are.
+    """Run a command with `text` on standard input and return its output and exit code; no exit code is an error.
 
     Raises:
         MissingCommandError: the command is not on PATH.
@@ -125,9 +125,9 @@ def call(argv: Sequence[str], text: str, environ: Mapping[str, str], timeout_s: 
 def submit_environment() -> dict[str, str]:
     """Return the environment without the variables of a surrounding job.
 
-    A surrounding job's SLURM_* and SBATCH_* would change what sbatch submits, and sbatch hands the rest on to the new
-    job (--export=ALL). Variables that name the cluster and the user's identity there stay. Paths to the copy of the
-    frozen code on this node's disk are removed: on another node such a path is free, and another user could put
+    A surrounding job's SLURM_* and SBATCH_* would change what sbatch submits, and sbatch passes the other variables to
+    the new job (--export=ALL). Variables that name the cluster and the user's identity there stay. Paths to the copy of
+    the frozen code on this node's disk are removed: on another node such a path is free, and another user could put
     modules there.
     """
     copies = _frozen_copies()
@@ -200,7 +200,7 @@ def parse_node_hosts(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Controller:
-    """What the controller says of itself (scontrol show config). None: it does not say."""
+    """Facts that the controller reports about itself (scontrol show config); None: not reported."""
 
     cluster: str | None
     version: tuple[int, int] | None
@@ -211,6 +211,8 @@ class Controller:
     """Limits of the submitting shell that jobs get, as setrlimit(2) names them without RLIMIT_; `ALL` for all."""
     kept_limits: frozenset[str]
     """Limits that jobs do not get from the shell, whatever `propagated_limits` says."""
+    said: str = ""
+    """Answer as it came."""
 
 
 def read_controller(timeout_s: float = 15.0) -> Controller:
@@ -237,6 +239,7 @@ def parse_controller(text: str) -> Controller:
         clock=float(clock[1]) if clock else None,
         propagated_limits=propagated - {"", "NONE"},
         kept_limits=kept - {""},
+        said=text,
     )
 
 
@@ -340,7 +343,7 @@ def submit_script(script: Path, *, options: Sequence[str] = (), timeout_s: float
         return match[1]
     if code == 0:
         raise UnclearError(
-            f"sbatch answered what cannot be read: {output.strip()[:300] or message or 'nothing'!r}. {_AGAIN}"
+            f"the answer of sbatch cannot be read: {output.strip()[:300] or message or 'nothing'!r}. {_AGAIN}"
         )
     if code is None or code < 0 or LOST.search(message):
         raise SilentError(f"sbatch did not hear from the controller: {message or 'no answer'}. {_AGAIN}")
@@ -348,7 +351,7 @@ def submit_script(script: Path, *, options: Sequence[str] = (), timeout_s: float
         raise NoRoomError(f"no room for more jobs: {message}", message)
     if code in _SHELLS_CODES or not _REFUSED.search(said):
         raise UnclearError(
-            f"sbatch ended with code {code} and no refusal of Slurm that is known: {message or 'no words'}. {_AGAIN}"
+            f"sbatch ended with code {code} and no known refusal of Slurm: {message or 'no message'}. {_AGAIN}"
         )
     raise RefusedError(
         f"sbatch did not accept the job: {message}. Nothing of this array was submitted. (Without a working Slurm "

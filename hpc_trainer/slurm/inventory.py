@@ -1,6 +1,6 @@
 """Inventory of a cluster: its limits with more about each kind of node than a plan needs, in four calls of Slurm.
 
-A plan reads `Limits` leniently: what it cannot read breaks no rule. Here a profile is made of the answers, so an answer
+A plan reads `Limits` leniently: an unreadable value breaks no rule. Here the answers become a profile, so an answer
 that is cut off is an error.
 """
 
@@ -115,7 +115,7 @@ def first_host(names: str) -> str:
 def with_details(groups: Iterable[NodeGroup], shown: str) -> Iterator[NodeGroup]:
     """Yield each group with the facts that `scontrol show node` reports about its example.
 
-    CPUs and memory that the site keeps for itself (CPUEfctv, MemSpecLimit) no job can get.
+    CPUs and memory that the site reserves (CPUEfctv, MemSpecLimit) are not counted.
     """
     nodes = {node.name: node for node in parse_nodes(shown)}
     for group in groups:

@@ -20,7 +20,7 @@ _RANGES_A_WORD = 5_000
 class JobInfo:
     """Record of one job or array element from `scontrol show job`; None where scontrol prints no value.
 
-    Times are seconds since the epoch, durations seconds. `restarts` counts every requeue, whatever its cause.
+    Times are seconds since the epoch, durations seconds. `restarts` counts every requeue, of any cause.
     """
 
     job_id: str
@@ -139,7 +139,7 @@ def requeue(job_id: str) -> str:
     `Incomplete` keeps a cancelled job cancelled: plain `scontrol requeue` would restart it.
 
     Returns:
-        `requeued`, or `already_pending` if Slurm or somebody else requeued it first.
+        `requeued`, or `already_pending` if Slurm or a user requeued it first.
 
     Raises:
         RefusedError: the site allows no requeues ("Requested operation is presently disabled").
@@ -173,7 +173,7 @@ def update_job(job_id: str, changes: Sequence[str], timeout_s: float = DEFAULT_T
 
 
 def requeue_held(job_id: str) -> None:
-    """Put a running job back into the queue, where it waits until somebody releases it.
+    """Put a running job back into the queue, where it waits until it is released.
 
     Raises:
         SlurmError: the site refuses, or the controller does not answer.
@@ -188,7 +188,7 @@ def cancel_jobs(job_ids: Sequence[str], *, signal: str | None = None) -> None:
     (22.05, 1,000 elements: 0.005 s instead of 0.53 s).
 
     Args:
-        signal: signal that the jobs' steps get instead; the jobs go on.
+        signal: signal that the jobs' steps get instead; the jobs continue.
     """
     targets = _targets(job_ids)
     if targets:
@@ -196,7 +196,7 @@ def cancel_jobs(job_ids: Sequence[str], *, signal: str | None = None) -> None:
 
 
 def _targets(job_ids: Sequence[str], most: int = _RANGES_A_WORD) -> list[str]:
-    """Return words that mean these jobs, with elements of one array as ranges, at most `most` of them a word."""
+    """Return arguments that name these jobs, elements of one array as ranges, at most `most` of them an argument."""
     elements: dict[str, list[int]] = {}
     targets = []
     for job_id in job_ids:
@@ -215,7 +215,7 @@ def _targets(job_ids: Sequence[str], most: int = _RANGES_A_WORD) -> list[str]:
 def hold_jobs(job_ids: Sequence[str], timeout_s: float = DEFAULT_TIMEOUT_S) -> list[str]:
     """Hold waiting jobs or array elements, so that Slurm does not start them; return why some could not be held.
 
-    A job that has begun meanwhile goes on, and one that has ended is ignored.
+    A job that has begun meanwhile continues, and one that has ended is ignored.
 
     Raises:
         SilentError: the controller does not answer; some of the jobs may be held.

@@ -125,7 +125,7 @@ def is_job(parts: Sequence[str]) -> bool:
 
 def unreadable(command: str, text: str) -> UnclearError:
     """Return the error for an answer or a row that is not this command's output."""
-    return UnclearError(f"{command} answered what cannot be read: {text.strip()[:200] or 'nothing'!r}")
+    return UnclearError(f"the answer of {command} cannot be read: {text.strip()[:200] or 'nothing'!r}")
 
 
 _AFTER_ARRAY = re.compile(r"[_.+]")
@@ -232,7 +232,7 @@ class AccountingEntry(JobRow):
 def read_accounting(
     job_ids: Iterable[str], since: float, *, timeout_s: float = _TIMEOUT_S
 ) -> dict[str, AccountingEntry]:
-    """Return the accounting entries of these jobs by job id; an array id stands for all its elements.
+    """Return the accounting entries of these jobs by job id; an array id means all its elements.
 
     Slurm reuses ids: `is_of` tells whose job an entry describes. One sacct call reads up to 5,000 ids. The result is
     {} if the site keeps no accounting; the caller must then use other sources.
@@ -255,7 +255,7 @@ def ask_allocations(job_ids: Iterable[str], since: float) -> list[Allocation]:
 
 
 def ask_uses(job_ids: Iterable[str], since: float) -> list[JobUse]:
-    """Return what each start of these jobs used; else like `read_accounting`."""
+    """Return the resources that each start of these jobs used; else like `read_accounting`."""
     answers = (_ask(_USES, ["-D", "-j", ids], since, _LONG_TIMEOUT_S) for ids in _listed(job_ids))
     return [use for answer in answers if answer is not None for use in parse_uses(answer, time.time())]
 

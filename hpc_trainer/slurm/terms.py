@@ -105,11 +105,11 @@ _REASONS = {
     "PartitionDown": Reason("its partition starts no jobs now", ("sinfo shows when it is up again",)),
     "PartitionInactive": Reason("its partition starts no jobs now", ("sinfo shows when it is up again",)),
     "PartitionNodeLimit": Reason(
-        "it asks for more nodes than its partition gives a job: it does not start as it is",
+        "it asks for more nodes than its partition gives a job: unchanged, it will not start",
         (_ANEW + "fewer hardware.num_nodes, or another hardware.partition",),
     ),
     "PartitionTimeLimit": Reason(
-        "its time limit is longer than its partition's: it does not start as it is",
+        "its time limit is longer than its partition's: unchanged, it will not start",
         (_ANEW + "a shorter hardware.time_limit_min, or another hardware.partition",),
     ),
     "PartitionConfig": Reason(
@@ -117,14 +117,14 @@ _REASONS = {
         ("scontrol show partition: limits, and who may use it", _ANEW + "another hardware.partition"),
     ),
     "BadConstraints": Reason(
-        "no node has what it asks for: it does not start as it is",
+        "no node has what it asks for: unchanged, it will not start",
         (_ANEW + "another hardware.constraint, GPU type, memory or number of cores", *_NODES),
     ),
     "Constraints": Reason(
         "too few nodes with the features that it asks for are free", ("sinfo -o '%N %f %T' shows features and states",)
     ),
     "MaxMemPerLimit": Reason(
-        "it asks for more memory than a job may have: it does not start as it is",
+        "it asks for more memory than a job may have: unchanged, it will not start",
         (_ANEW + "less memory (hardware.mem_gb_per_node, _per_gpu or _per_cpu)",),
     ),
     "InvalidAccount": _ACCOUNT, "AccountNotAllowed": _ACCOUNT, "InvalidQOS": _ACCOUNT, "QOSNotAllowed": _ACCOUNT,
@@ -144,7 +144,7 @@ _REASONS = {
     "PowerNotAvail": Reason("the site's limit on power leaves too little for it"),
     "PowerReserved": Reason("the power that it needs is reserved for others"),
     "JobLaunchFailure": Reason("its last start failed on a node", ("hpc-trainer why {run}, if it stays so",)),
-    "SystemFailure": Reason("Slurm, a file system or the network failed as it was to start", ("ask the site",)),
+    "SystemFailure": Reason("Slurm, a file system or the network failed when it was about to start", ("ask the site",)),
     "InactiveLimit": Reason("it was inactive for longer than the site allows"),
     "Licenses": Reason("the licences that it asks for are in use"),
     "Cleaning": Reason("what is left of its last start is being cleaned up"),
@@ -169,7 +169,7 @@ def says_shell_was_killed(word: str) -> bool:
 
 
 def says_held(word: str) -> bool:
-    """Return True if a job with this reason waits until somebody releases it."""
+    """Return True if a job with this reason waits until it is released."""
     return "held" in word.lower()
 
 
@@ -194,7 +194,7 @@ def _limit(word: str) -> Reason | None:
     what = next((name for part, name in _WHAT.items() if rest.startswith(part)), "resources")
     if kind == "Min" or "perjob" in rest or "pernode" in rest:
         more, less = ("less", "more") if kind == "Min" else ("more", "less")
-        says = f"it asks for {more} {what} than {whose} lets a job have: it does not start as it is"
+        says = f"it asks for {more} {what} than {whose} lets a job have: unchanged, it will not start"
         return Reason(says, (f"{_ANEW}{less} of that, or another hardware.qos",))
     is_own = "peruser" in rest or (source, kind) == ("Assoc", "Max")
     whom = "you" if is_own else "an account" if "peracc" in rest else "all its jobs together"

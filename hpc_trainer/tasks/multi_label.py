@@ -31,7 +31,11 @@ class MultiLabel(PairTask):
         return functional.binary_cross_entropy_with_logits(*like_targets(outputs, targets))
 
     def sums_of(self, outputs: torch.Tensor, targets: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Return sums over all labels: losses, correct, predicted and present, predicted plus present; the count."""
+        """Return five scalars over all labels, for `figures`.
+
+        They are the sum of the losses; the numbers of correct labels, of true positives, and of predicted labels plus
+        present labels; and the number of all labels.
+        """
         logits, targets = like_targets(outputs, targets)
         loss = functional.binary_cross_entropy_with_logits(logits, targets, reduction="sum")
         predicted, present = logits > 0, targets > 0.5

@@ -68,7 +68,7 @@ def pack(status: SweepStatus, file: Path, *, every_checkpoint: bool = False) -> 
         every_checkpoint: keep all checkpoints, also those of the user's own loops and programs.
 
     Raises:
-        ConfigError: the ending is none that is known, the file exists, or it would lie in the sweep.
+        ConfigError: the file's ending is unknown, the file exists, or it would be inside the sweep.
         OSError: the file system refused.
     """
     kind = _kind_of(file)
@@ -76,9 +76,9 @@ def pack(status: SweepStatus, file: Path, *, every_checkpoint: bool = False) -> 
     if not file.parent.is_dir():
         raise ConfigError(f"{file}: there is no folder {file.parent}. Make it, or name another file.")
     if os.path.lexists(file):
-        raise ConfigError(f"{file} exists already, and an archive replaces nothing. Name another file.")
+        raise ConfigError(f"{file} exists already, and is not overwritten. Name another file.")
     if file.parent.resolve().is_relative_to(status.sweep.folder.resolve()):
-        raise ConfigError(f"{file} would lie in the sweep that it holds. Name a file outside {status.sweep.folder}.")
+        raise ConfigError(f"{file} would be inside the sweep that it holds. Name a file outside {status.sweep.folder}.")
     part = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     mode: Any = f"w:{kind}"
     left_out: list[str] = []
@@ -142,7 +142,7 @@ def _files(folder: Path, head: str, left_out: list[str]) -> Iterator[tuple[Path,
 
 
 def _is_kept(below: str, kept: Callable[[str], frozenset[str]], run_id: str) -> bool:
-    """Return True if a file of a run, by its path in the run's folder, is no superfluous checkpoint."""
+    """Return True if a file of a run, by its path in the run's folder, is kept: it is not a superfluous checkpoint."""
     if below.startswith(("output/checkpoints/", "own_checkpoints/")):
         return False
     first, _, rest = below.partition("/")
@@ -209,7 +209,7 @@ def unpack(file: Path, runs_dir: Path, name: str | None = None) -> Archived:
     """Unpack an archive as a sweep of `runs_dir`, under its own name or `name`.
 
     Raises:
-        ConfigError: the name is no legal one.
+        ConfigError: the name is not legal.
         RunStateError: the name is taken, or the archive is damaged, or holds what no archive of a sweep holds; nothing
             was unpacked.
     """
@@ -224,7 +224,7 @@ def unpack(file: Path, runs_dir: Path, name: str | None = None) -> Archived:
             own, records = _unpack_members(file, temporary)
         except (tarfile.TarError, EOFError, UnicodeError, ValueError) as error:
             raise RunStateError(
-                f"{file} is no tar file, or a damaged one: {str(error) or type(error).__name__}."
+                f"{file} is not a tar file, or is damaged: {str(error) or type(error).__name__}."
             ) from error
         target = SweepPaths(runs_dir.absolute() / (name or own))
         _check_free(target)
@@ -268,7 +268,7 @@ def _rename_within(target: SweepPaths) -> None:
 def _unpack_members(file: Path, folder: Path) -> tuple[str, dict[str, tuple[int, str]]]:
     """Unpack into an empty folder of this process; return the sweep's name and (size, checksum) of each file."""
     room = shutil.disk_usage(folder).free
-    found: dict[str, tuple[int, str]] = {}
+    checksums: dict[str, tuple[int, str]] = {}
     listed: dict[str, tuple[int, str]] | None = None
     own: str | None = None
     mode: Literal["r|*"] = "r|*"  # a stream: nothing seeks, and sizes are checked before anything is written
@@ -282,7 +282,7 @@ def _unpack_members(file: Path, folder: Path) -> tuple[str, dict[str, tuple[int,
                 raise RunStateError(f"{file} holds {name!r} beside {own!r}: an archive holds one sweep.")
             if member.isdir():
                 continue
-            if listed is not None or name in found:
+            if listed is not None or name in checksums:
                 raise RunStateError(f"{file} holds {name!r} twice, or after its list of files.")
             room -= member.size
             if room < 0:
@@ -292,26 +292,33 @@ def _unpack_members(file: Path, folder: Path) -> tuple[str, dict[str, tuple[int,
             if name == f"{own}/{MANIFEST}":
                 listed = _listed(content, member, file)
             else:
-                found[name] = member.size, _write(folder / name, content, is_program=bool(member.mode & stat.S_IXUSR))
+                checksums[name] = (
+                    member.size,
+                    _write(folder / name, content, is_program=bool(member.mode & stat.S_IXUSR)),
+                )
     if own is None or listed is None:
-        raise RunStateError(f"{file} has no {MANIFEST} at its end: it is no archive of `hpc-trainer archive`, or cut.")
+        raise RunStateError(
+            f"{file} has no {MANIFEST} at its end: it was not written by `hpc-trainer archive`, or is truncated."
+        )
     _check_name(own)
-    _compare(found, listed, file)
-    return own, found
+    _compare(checksums, listed, file)
+    return own, checksums
 
 
 def _checked(member: tarfile.TarInfo, file: Path, folder: Path) -> str:
     """Return the name of a member that may be unpacked.
 
     Raises:
-        RunStateError: it is no file or folder, or its name leads elsewhere.
+        RunStateError: it is neither a file nor a folder, or its name leads elsewhere.
     """
     if not (member.isreg() or member.isdir()) or member.issparse():
         raise RunStateError(f"{file} holds {member.name!r}, which is a link, a device or a pipe: it is refused.")
     name = member.name.rstrip("/")
     parts = name.split("/")
     if not name or "" in parts or "." in parts or ".." in parts or _STRANGE.search(name) or len(name) > _LONGEST_PATH:
-        raise RunStateError(f"{file} holds {member.name!r}, a name that leads elsewhere or is no plain one: refused.")
+        raise RunStateError(
+            f"{file} holds {member.name!r}, which is refused: the name leads elsewhere or is not plain."
+        )
     if hasattr(tarfile, "data_filter"):  # 3.10.12 and later: the rules of PEP 706 besides our own
         try:
             tarfile.data_filter(member, os.fspath(folder))

@@ -28,11 +28,10 @@ from hpc_trainer.record.files import make_folder, rename
 from hpc_trainer.record.layout import TRASH, RunPaths, SweepPaths
 from hpc_trainer.record.metrics import scores_in
 from hpc_trainer.record.reading import is_there, names_in
-from hpc_trainer.record.removed import write_removed, write_removed_sweep
 from hpc_trainer.record.spec import RunSpec
 from hpc_trainer.record.states import DONE, RunState
 from hpc_trainer.record.status import RunStatus, SweepStatus, read_status
-from hpc_trainer.record.submissions import latest_of_each_run
+from hpc_trainer.record.submissions import latest_of_each_run, write_removed, write_removed_sweep
 from hpc_trainer.tidy.walk import Size, size_of
 
 RULES = {
@@ -125,9 +124,9 @@ def _needs_of(sweep: SweepPaths, heads: tuple[bytes, ...]) -> Iterator[Need]:
 
 
 def find_items(status: SweepStatus, rules: Sequence[str], needs: Needs) -> tuple[list[Item], list[str]]:
-    """Return what these rules delete of a sweep, and notes on runs of which nothing is deleted.
+    """Return the files and folders of a sweep that these rules delete, and notes on runs of which nothing is deleted.
 
-    Runs that wait or work are left alone, so that the sweep may be at work.
+    The sweep may be at work: runs that wait or work are left alone.
     """
     items: list[Item] = []
     notes: list[str] = []
@@ -332,7 +331,7 @@ def check_not_needed(folders: Sequence[Path], sweep: SweepPaths, needs: Needs, r
 def remove_runs(status: SweepStatus, run_ids: Sequence[str]) -> None:
     """Remove the folders of these runs, each with a tombstone. The caller holds the sweep's lock.
 
-    After a kill in between the run is removed, and the same command deletes what is left.
+    After a kill in between, the run counts as removed, and the same command deletes its remaining files.
     """
     sweep, latest = status.sweep, latest_of_each_run(status.ledger.submissions)
     sweep.finished.unlink(missing_ok=True)  # it may say that they are complete; the next look writes it again

@@ -49,7 +49,7 @@ def change_tags(sweep: SweepPaths, add: Sequence[str], remove: Sequence[str] = (
     """Add and remove tags of a sweep, and return its labels.
 
     Raises:
-        ConfigError: a tag to add is no legal one, or there are too many; a tag to remove is not there.
+        ConfigError: a tag to add is not legal, there are too many tags, or a tag to remove is not there.
     """
     wrong = next((tag for tag in add if not _TAG.fullmatch(tag)), None)
     if wrong is not None:
@@ -152,7 +152,7 @@ def _advice(status: SweepStatus, runs: Sequence[RunStatus]) -> str:
 
 
 def rename_sweep(sweep: SweepPaths, name: str) -> tuple[SweepPaths, str | None]:
-    """Give a sweep another name; its old name goes on meaning it, by a symbolic link beside it.
+    """Give a sweep another name; its old name stays valid, by a symbolic link beside it.
 
     Paths that other runs were frozen with, such as those of `init_from` and `--extend`, go through the link.
 
@@ -160,7 +160,7 @@ def rename_sweep(sweep: SweepPaths, name: str) -> tuple[SweepPaths, str | None]:
         The sweep under its new name, and a note for the user if there is one.
 
     Raises:
-        ConfigError: the name is no legal one.
+        ConfigError: the name is not legal.
         RunStateError: the name is taken, or a run of the sweep waits or works.
     """
     problem = next(iter(words.word_problem("the new name", name, words.NAME)), None)
@@ -192,6 +192,6 @@ def _leave_link(old: Path, name: str) -> str | None:
     try:
         old.symlink_to(name)
     except OSError as error:
-        return (f"the name {old.name} no longer means it ({error.strerror or error}); runs that were frozen with paths "
-                f"in {old} do not find them any more.")  # fmt: skip
+        return (f"the name {old.name} no longer leads to it ({error.strerror or error}); runs that were frozen with "
+                f"paths in {old} do not find them any more.")  # fmt: skip
     return None

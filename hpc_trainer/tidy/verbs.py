@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 verbs = typer.Typer()
 
 Sweep = Annotated[str, typer.Argument(metavar="SWEEP", help="A sweep, by its name.", autocompletion=complete_sweeps)]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it; else it is only shown.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Delete these files; without --yes they are only shown.")]
 _ITEMS_SHOWN = 20
 
 
@@ -82,7 +82,7 @@ def rename(
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
-    """Give a sweep at rest another name; the old name goes on meaning it."""
+    """Give a sweep at rest another name; the old name stays valid."""
     from hpc_trainer.cli.common import print_json, print_next, say
     from hpc_trainer.cli.options import tell_notes
     from hpc_trainer.tidy.labels import rename_sweep
@@ -93,7 +93,7 @@ def rename(
     if as_json:
         print_json({"sweep": renamed.name, "before": sweep.name, "old_name_works": told is None})
         return
-    rest = f" {sweep.name} goes on meaning it." if told is None else ""
+    rest = f" {sweep.name} stays valid." if told is None else ""
     say(f"{sweep.name} is {renamed.name} now.{rest}")
     print_next(f"status {renamed.name}")
 
@@ -135,22 +135,22 @@ def _clean(sweep: SweepPaths, rules: Sequence[str], needs: Any, *, yes: bool, as
     from hpc_trainer.record.status import read_status
     from hpc_trainer.tidy.cleaning import delete_items, drop_unused_code, find_items, totals
 
-    told: list[str] = []
+    reasons: list[str] = []
     if yes:
         check_place(sweep.folder)
         prepare_to_write(sweep)
         with submit_lock(sweep):
             items, notes = find_items(read_status(sweep), rules, needs)
-            items = delete_items(items, told.append)
+            items = delete_items(items, reasons.append)
             drop_unused_code(sweep.folder.parent)
             sweep.walk.unlink(missing_ok=True)
     else:
         items, notes = find_items(read_status(sweep, is_look=True), rules, needs)
     if not as_json:
-        _tell_items(sweep, items, [*notes, *told], rules, yes=yes)
+        _tell_items(sweep, items, [*notes, *reasons], rules, yes=yes)
     return {
         "sweep": sweep.name, "deleted": yes, "rules": {rule: totals(items)[rule] for rule in rules},
-        "paths": [str(item.path) for item in items], "notes": [*notes, *told],
+        "paths": [str(item.path) for item in items], "notes": [*notes, *reasons],
     }  # fmt: skip
 
 
@@ -161,12 +161,12 @@ def _tell_items(
     from hpc_trainer.tidy.cleaning import RULES, totals
     from hpc_trainer.tidy.walk import size_words
 
-    found = totals(items)
+    sums = totals(items)
     say(f"Sweep {sweep.name}: {'deleted' if yes else 'what can be deleted'}")
     print_table(
         ["RULE", "NUMBER", "SIZE", "FILES", "WHAT"],
         [
-            [f"--{rule}", str(found[rule]["items"]), size_words(found[rule]["bytes"]), str(found[rule]["files"]),
+            [f"--{rule}", str(sums[rule]["items"]), size_words(sums[rule]["bytes"]), str(sums[rule]["files"]),
              RULES[rule]]
             for rule in rules
         ],
@@ -177,7 +177,7 @@ def _tell_items(
         say(f"  and {len(items) - _ITEMS_SHOWN} more: --json lists all.")
     for line in notes:
         say(f"Note: {line}")
-    useful = [rule for rule in rules if found[rule]["items"]]
+    useful = [rule for rule in rules if sums[rule]["items"]]
     if useful and not yes:
         print_next(f"clean {sweep.name} {' '.join(f'--{rule}' for rule in useful)} --yes")
 
@@ -289,7 +289,7 @@ def unarchive(
     from hpc_trainer.tidy.walk import size_words
 
     if not file.is_file():
-        raise ConfigError(f"{file} is no file. Name a file that `hpc-trainer archive` wrote.")
+        raise ConfigError(f"{file} is not a file. Name a file that `hpc-trainer archive` wrote.")
     done = unpack(file, configured_runs_dir(runs_dir).absolute(), name)
     if as_json:
         print_json({"sweep": done.sweep, "folder": str(done.place), "files": done.num_files, "bytes": done.num_bytes})

@@ -17,18 +17,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpc_trainer.config.schema.output import USUAL_METRICS, is_best_small, kept_best
+from hpc_trainer.config.schema.output import USUAL_METRICS, is_best_small
 from hpc_trainer.errors import HpcTrainerError
+from hpc_trainer.operate.results import kept_by
 from hpc_trainer.operate.show import SweepColumns
 from hpc_trainer.record.files import write_atomic
 from hpc_trainer.record.journal import read_result
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.reading import Faults, check_place, is_number, is_ours, list_folder, read_json, seal
-from hpc_trainer.record.removed import read_removed
 from hpc_trainer.record.run_state import SchedulerView, decide, last_sign, read_ends, read_finished, read_folder
 from hpc_trainer.record.spec import RunSpec
 from hpc_trainer.record.states import DONE, RunState
-from hpc_trainer.record.submissions import Ledger, latest_of_each_run, rivals_of_each_run
+from hpc_trainer.record.submissions import Ledger, latest_of_each_run, read_removed, rivals_of_each_run
 from hpc_trainer.tidy.labels import read_labels
 
 OPEN = "OPEN"
@@ -85,13 +85,13 @@ def _bytes(info: os.stat_result) -> int:
 
 
 def sizes_of_sweep(sweep: SweepPaths, deadline: float = math.inf) -> tuple[Size | None, dict[str, Mapping[str, Any]]]:
-    """Return the size of a sweep's folder, and what is remembered of each folder in it.
+    """Return the size of a sweep's folder, and the content for `walk.json` on each folder in it.
 
     Args:
         sweep: the sweep.
         deadline: `time.monotonic()` after which no folder is walked any more; the size is then None.
     """
-    known = _read_walk(sweep)
+    walked = _read_walk(sweep)
     total: Size | None = Size(0, 1)
     records: dict[str, Mapping[str, Any]] = {}
     for entry, info in _entries(str(sweep.folder)):
@@ -99,7 +99,7 @@ def sizes_of_sweep(sweep: SweepPaths, deadline: float = math.inf) -> tuple[Size 
             total = None if total is None else total + Size(_bytes(info), 1)
             continue
         stamp = [info.st_mtime_ns, *(_mtime(f"{entry.path}/{name}") for name in _INSIDE)]
-        record = known.get(entry.name)
+        record = walked.get(entry.name)
         if record is None or record.get("stamp") != stamp:
             if time.monotonic() > deadline:
                 total = None
@@ -108,7 +108,7 @@ def sizes_of_sweep(sweep: SweepPaths, deadline: float = math.inf) -> tuple[Size 
             record = {"stamp": stamp, "bytes": size.num_bytes, "inodes": size.inodes, "metrics": _metrics(entry.path)}
         records[entry.name] = record
         total = None if total is None else total + Size(record["bytes"], record["inodes"])
-    if records != known:
+    if records != walked:
         _write_walk(sweep, records)
     return total, records
 
@@ -189,11 +189,10 @@ def best_of(specs: Mapping[str, RunSpec], folders: Mapping[str, Mapping[str, Any
     The metric is that of `checkpoint.keep_best`, else eval_accuracy, else eval_loss.
     """
     values = {run_id: folders[run_id]["metrics"] for run_id in specs if run_id in folders}
-    first = next((spec for spec in specs.values() if not spec.is_lost), None)
-    kept = kept_best({} if first is None else first.config.get("checkpoint", {}))
+    kept = kept_by(specs.values())
     for metric in dict.fromkeys((kept.keep_best, *USUAL_METRICS)):
-        found = [(float(each[metric]), run_id) for run_id, each in values.items() if metric in each]
-        numbers = [pair for pair in found if pair[0] == pair[0]]  # NaN is no best
+        candidates = [(float(metrics[metric]), run_id) for run_id, metrics in values.items() if metric in metrics]
+        numbers = [pair for pair in candidates if pair[0] == pair[0]]  # NaN is no best
         if metric is not None and numbers:
             value, run_id = (min if is_best_small(kept, metric) else max)(numbers)
             return metric, value, run_id

@@ -275,7 +275,7 @@ class Ability:
 
 
 def abilities(config: TrainConfig) -> list[Ability]:
-    """Build the abilities of features that are on or part of each run, in the order of `after` and `before`."""
+    """Build the abilities of the features that are on or belong to every run, in the order of `after` and `before`."""
     active = {feature.name: feature for feature in features() if feature.is_in_each_run or feature.is_on(config)}
     earlier = {name: set(feature.after) & active.keys() for name, feature in sorted(active.items())}
     for name, feature in active.items():

@@ -1,7 +1,7 @@
 """RunContext: one rank's view of its run. The shared loop uses it, and so does a custom loop (docs/own_loop.md).
 
-It knows the rank's place, the optimizer steps of its attempt and where the time went, and how the loop ended, on which
-all ranks agree.
+A RunContext has the rank's place, counts the optimizer steps and the time of its attempt, and records how the loop
+ended, on which all ranks agree.
 """
 
 from __future__ import annotations
@@ -360,7 +360,7 @@ class RunContext(RankProgress):
             )
 
     def last_evaluation(self) -> dict[str, float] | None:
-        """Return the newest evaluation in metrics.jsonl if its step is the one resumed at; else None. Collective."""
+        """Return the newest evaluation in metrics.jsonl if training resumed at its step; else None. Collective."""
         newest = [record for record in read_metrics(self.paths.metrics) if "eval_loss" in record][-1:]
         here = dict(newest[0]) if newest and newest[0]["step"] == self.first_step else {}
         return self.group.broadcast({key: here[key] for key in here if key not in RESERVED} or None)  # type: ignore[no-any-return]
@@ -497,7 +497,7 @@ class RunContext(RankProgress):
 
         Args:
             name: the author of the remark; another text with the same name replaces this one.
-            text: a clause that names what is wrong; None removes the remark.
+            text: a clause that names the problem; None removes the remark.
         """
         if text is None:
             self._signs.remarks.pop(name, None)
@@ -561,7 +561,7 @@ class RunContext(RankProgress):
         self.beat()
         if self._names is None:
             raise LoopError(
-                "run.restore(...) must be called before the first step: a run that comes back would start anew. If "
+                "run.restore(...) must be called before the first step: a restarted run would start anew. If "
                 "there is nothing to restore, call run.restore()."
             )
         return self._count(step)

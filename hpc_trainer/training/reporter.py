@@ -87,7 +87,7 @@ class LifeSigns:
     """Current remarks for the user, by the name of their source; `status` shows them."""
 
     def start(self, step: int) -> None:
-        """Record the step from which training goes on."""
+        """Record the step from which training continues."""
         self._first_step, self._start_time = step, time.time()
 
     def show(self, metrics: Mapping[str, float]) -> None:

@@ -47,7 +47,7 @@ def seed_step(seed: int, rank: int, step: int) -> None:
 
 @contextlib.contextmanager
 def random_state_kept() -> Iterator[None]:
-    """Restore the generators' state at the end of the context: what is drawn or seeded in it leaves no trace."""
+    """Restore the generators' state at the end of the context, so that draws and seeds in it leave no trace."""
     before = rng_state()
     try:
         yield

@@ -1,4 +1,4 @@
-"""When and how a run saves: at once or while training goes on, one save at a time.
+"""When and how a run saves: at once or while training continues, one save at a time.
 
 The interval of saves, and the stop before the time limit, follow from measured steps and saves. A failed save is
 reported and tried again.
@@ -237,7 +237,7 @@ class Saver:
         if self.group.is_rank_zero:
             self.timer.pace.add_save(self._stall_s + seconds)
             print(
-                f"step {self.running_step}: checkpoint saved in {self._stall_s + seconds:.2f} s; training stood still "
+                f"step {self.running_step}: checkpoint saved in {self._stall_s + seconds:.2f} s; training stopped "
                 f"for {self._stall_s:.3f} s"
             )
 
@@ -269,8 +269,8 @@ class Saver:
         if self.group.is_rank_zero:
             stands = "none is" if self.saved_step is None else f"that of step {self.saved_step} is"
             print(
-                f"WARNING: step {step}: the checkpoint was NOT saved, {stands} the newest; training goes on and tries "
-                f"again at the next one. {error}",
+                f"WARNING: step {step}: the checkpoint was NOT saved, {stands} the newest; training continues and the "
+                f"next save tries again. {error}",
                 file=sys.stderr,
                 flush=True,
             )

@@ -1,9 +1,9 @@
 """Verification of runs: recovery from interruptions, equal bits after them, repetition of old runs, learning rates.
 
     app.py               the commands `verify preempt|resume|reproduce` and `find-lr`; verbs.py does and prints them
-    preempt.py           interruption of a running run, as Slurm would do it, and a check of where it goes on
+    preempt.py           interruption of a running run, as by Slurm, and a check of the step at which it resumes
     resume.py            two undisturbed trainings and an interrupted one, compared step by step
-    interruptions.py     kinds of interruptions, and the plan of those that a rank plays itself
+    interruptions.py     kinds of interruptions, and the plan of those that a rank causes itself
     reproduce.py         a copy of an old run, and its comparison; old_code.py restores code and environment
     compare_metrics.py   comparison of the metrics that two runs logged
     find_lr.py           a learning-rate range test, its curve and its plot

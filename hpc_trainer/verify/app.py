@@ -23,13 +23,14 @@ from hpc_trainer.verify.interruptions import InterruptionKind
 
 verbs = typer.Typer()
 verify = typer.Typer(
-    name="verify", help="Check that a run goes on after an interruption, with the same bits; repeat an old run.",
+    name="verify", help="Check that a run resumes after an interruption, with the same bits; repeat an old run.",
     no_args_is_help=True, rich_markup_mode=None,
 )  # fmt: skip
 verbs.add_typer(verify)
 
 Timeout = Annotated[
-    float, typer.Option("--timeout", metavar="SECONDS", help="Seconds to stop, and again to come back.")
+    float,
+    typer.Option("--timeout", metavar="SECONDS", help="Seconds for the run to stop, and as many for it to resume."),
 ]
 RunningNames = Annotated[
     list[str],
@@ -41,14 +42,14 @@ RunningNames = Annotated[
 def preempt(
     names: RunningNames,
     kind: Annotated[
-        InterruptionKind, typer.Option("--kind", metavar="|".join(InterruptionKind), help="What is done to the run.")
+        InterruptionKind, typer.Option("--kind", metavar="|".join(InterruptionKind), help="Kind of interruption.")
     ] = InterruptionKind.preempt,
     sweep: SweepOption = None,
     timeout: Timeout = 300.0,
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
-    """Interrupt a run that trains, as Slurm would, and check that it goes on at the saved step."""
+    """Interrupt a run that trains, as Slurm would, and check that it resumes at the saved step."""
     from hpc_trainer.verify.verbs import run_preempt
 
     run_preempt(kind, names, sweep, runs_dir, timeout_s=timeout, as_json=as_json)
@@ -56,9 +57,7 @@ def preempt(
 
 @verbs.command("drill", cls=renamed("verify preempt --kind {what.value}"), hidden=True)
 def preempt_by_old_name(
-    what: Annotated[
-        InterruptionKind, typer.Argument(metavar="|".join(InterruptionKind), help="What is done to the run.")
-    ],
+    what: Annotated[InterruptionKind, typer.Argument(metavar="|".join(InterruptionKind), help="Kind of interruption.")],
     names: RunningNames,
     sweep: SweepOption = None,
     timeout: Timeout = 300.0,
@@ -105,7 +104,7 @@ def reproduce(
         list[str],
         typer.Argument(
             metavar="RUN [KEY=VALUE]...",
-            help="A run; changes of cluster.* and hardware.*.",
+            help="A run, and changed values of cluster.* and hardware.*.",
             autocompletion=complete_runs,
         ),
     ],

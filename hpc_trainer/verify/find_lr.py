@@ -169,7 +169,7 @@ class _Plane:
         self._left, self._right, self._low, self._high = left, max(right, left + 1e-9), low, high
 
     def holds(self, x: float) -> bool:
-        """Return True if `x` lies between the ends of the lower axis."""
+        """Return True if `x` is between the ends of the lower axis."""
         return self._left <= x <= self._right
 
     def _x(self, x: float) -> float:

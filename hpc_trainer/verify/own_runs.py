@@ -1,4 +1,4 @@
-"""Runs that a verb has started itself: wait for one, say why it did not do its work, and end what is left."""
+"""Runs that a verb has started itself: wait for one, explain its failure, and end the remaining processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import NoReturn
 import psutil
 
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError
-from hpc_trainer.operate.cancel import cancel_runs
+from hpc_trainer.operate.control import cancel_runs
 from hpc_trainer.record.journal import read_failure
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.status import RunStatus, read_status
@@ -76,7 +76,7 @@ def _ask(sweep: SweepPaths, say: Callable[[str], None]) -> None:
 
 
 def _wait(sweeps: Sequence[SweepPaths], timeout_s: float) -> None:
-    """Wait at most `timeout_s` s until no process is left, listing them again, because a process may start another."""
+    """Wait at most `timeout_s` s until no process is left; list them each time, as a process may start another."""
     deadline = time.monotonic() + timeout_s
     while (processes := processes_of(sweeps)) and (left := deadline - time.monotonic()) > 0:
         psutil.wait_procs(processes, timeout=left)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import psutil
 
 from hpc_trainer.errors import RunStateError, SlurmError
-from hpc_trainer.operate.cancel import cancel_runs
+from hpc_trainer.operate.control import cancel_runs
 from hpc_trainer.record.checkpoint_folders import committed
 from hpc_trainer.record.journal import Attempt, Journal
 from hpc_trainer.record.layout import RunPaths, SweepPaths
@@ -97,7 +97,7 @@ def interrupt_and_check(
 
     Args:
         bring_back: submits a run again by its id (`retry`); called if neither Slurm nor the run does so.
-        timeout_s: seconds for the run to stop, and as many for it to come back.
+        timeout_s: seconds for the run to stop, and as many for it to train again.
         say: called with a line about the progress.
 
     Raises:
@@ -202,7 +202,7 @@ def _come_back(
     report: PreemptReport, sweep: SweepPaths, attempt: Attempt, bring_back: Callable[[str], object], begin: float,
     timeout_s: float,
 ) -> None:  # fmt: skip
-    """Bring the run back if nothing else does, and compare the step at which it resumes with the saved step."""
+    """Submit the run again if nothing else restarts it, and compare the step of its resume with the saved step."""
     paths = sweep.run(report.run_id)
     expected = report.saved_step if report.saved_step is not None else _newest_checkpoint(paths)
     run = _settled(sweep, report.run_id, timeout_s)
@@ -222,7 +222,7 @@ def _come_back(
 
     if not _wait(lambda: resumed() is not None, timeout_s):
         state = _status_of(sweep, report.run_id).state
-        report.problems.append(f"it had not come back after {timeout_s:g} s, and is {state.value}")
+        report.problems.append(f"it had not resumed after {timeout_s:g} s, and is {state.value}")
         return
     back = resumed()
     assert back is not None
@@ -233,7 +233,7 @@ def _come_back(
                 f"it began anew at step {report.resumed_step}: it saves no checkpoint of its own, or does not find it"
             )
     elif report.resumed_step != (expected or 0):
-        report.problems.append(f"it went on at step {report.resumed_step}, and step {expected or 0} was saved")
+        report.problems.append(f"it resumed at step {report.resumed_step}, and step {expected or 0} was saved")
 
 
 def _settled(sweep: SweepPaths, run_id: str, timeout_s: float) -> RunStatus:

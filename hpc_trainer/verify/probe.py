@@ -251,7 +251,7 @@ class Probe:
             self._inputs = zlib.crc32(text.encode(), self._inputs)
 
     def _began(self) -> None:
-        """Trace the state that no checkpoint holds, as the first step finds it: a user's own loop may restore some."""
+        """Trace the state outside checkpoints before the first step; a user's own loop may have restored some of it."""
         assert self._seen is not None
         self._has_begun = True
         self._write("began", self._seen[0], _loose(self._objects))

@@ -26,7 +26,7 @@ from hpc_trainer.launch.frozen_code.snapshot import Snapshot
 from hpc_trainer.launch.frozen_code.unpacking import RefusedCodeError
 from hpc_trainer.launch.plan import build_plan
 from hpc_trainer.launch.submit import submit_plan
-from hpc_trainer.operate.cancel import cancel_runs
+from hpc_trainer.operate.control import cancel_runs
 from hpc_trainer.record.environment import Difference, differences, first_environment, nodes, read_environment
 from hpc_trainer.record.files import make_folder, set_umask
 from hpc_trainer.record.journal import Journal
@@ -180,7 +180,7 @@ def copy_of(spec: RunSpec, sweep: SweepPaths, overrides: Sequence[str], *, may_d
 
     Args:
         overrides: overrides of `cluster.*` and `hardware.*`. With `cluster.executor=slurm` the copy runs on Slurm,
-            without it on this machine.
+            otherwise on this machine.
         may_differ: allow hardware changes that affect results: other ranks, another kind of device.
 
     Raises:

@@ -143,7 +143,7 @@ _UNSEEDED_OWN_LOOP = (
 )
 _UNSAVED = (
     "Make it a buffer (register_buffer), if it is a tensor; or return it from get_extra_state of the module that holds "
-    "it, and take it back in set_extra_state: both are saved with the model."
+    "it, and restore it in set_extra_state: both are saved with the model."
 )
 _UNSAVED_OWN_LOOP = (
     "Give it to run.save by a name of its own, and take it from run.restore; or make it a part of the model's state: "
@@ -217,7 +217,7 @@ def why_resumed_differs(
             return Reason(
                 kind="not put back",
                 text=f"{_some(names)} are not, after {what} at step {step}.",
-                advice="load_state_dict (of a module set_extra_state too) must take over all that is saved of it.",
+                advice="load_state_dict (and set_extra_state of a module) must restore everything that is saved of it.",
             )
     if INPUTS in first.names:
         return _why_inputs(where, num_workers, has_own_loop)
@@ -384,7 +384,7 @@ def _run_and_compare(
     report.resumed_steps = [step for step in resumed_steps if step is not None][1:]
     if not any(report.resumed_steps):
         report.failed = (
-            "nothing was verified: the interrupted run never went on from a checkpoint. Take more --steps; a loop of "
+            "nothing was verified: the interrupted run never resumed from a checkpoint. Take more --steps; a loop of "
             "your own must save where run.should_save and run.should_stop say so (docs/own_loop.md)."
         )
         return report

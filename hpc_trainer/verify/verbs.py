@@ -14,10 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.cli.common import ended_by_signals, print_json, print_next, print_table, say
+from hpc_trainer.cli.common import as_typed, ended_by_signals, print_json, print_next, print_table, say
 from hpc_trainer.cli.grid_verbs import freeze_given, freeze_here
 from hpc_trainer.cli.options import Given, at_defaults, only_point
-from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.config.compose.overrides import override_value
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.schema.optim import ScheduleConfig, lr_factor
@@ -80,7 +79,7 @@ def run_preempt(
     timeout_s: float,
     as_json: bool,
 ) -> None:
-    """Interrupt a run; exit with 1 if it did not come back, or resumed at another step than the saved one."""
+    """Interrupt a run; exit with 1 if it did not restart, or resumed at another step than the saved one."""
     status, chosen = select(configured_runs_dir(runs_dir), names, sweep)
     if len(chosen) > 1 and names != [status.sweep.name]:
         listed = ", ".join(chosen[:5])
@@ -200,7 +199,7 @@ def _resume_lines(report: ResumeReport) -> list[str]:
             f"{report.num_steps} steps.",
             f"Compared after every step: {report.num_compared} tensors and numbers (weights, optimizer, scaler, "
             "random states, inputs).",
-            f"Compared besides: the metrics {', '.join(report.metrics)}; the last checkpoint byte for byte "
+            f"Also compared: the metrics {', '.join(report.metrics)}; the last checkpoint byte for byte "
             f"({', '.join(report.files)}).",
         ]
     lines = []
@@ -213,7 +212,7 @@ def _resume_lines(report: ResumeReport) -> list[str]:
             f"{', '.join(shown[:3])}{more}."
         )
     elif report.also:
-        lines.append(f"NOT IDENTICAL: all states are, but not {report.also[0]}.")
+        lines.append(f"NOT IDENTICAL: all states are identical, but not {report.also[0]}.")
     if report.resumed_steps:
         lines.append(f"Resumed at steps {', '.join(map(str, report.resumed_steps))}.")
     if report.reason is not None:
@@ -461,7 +460,7 @@ def _print_curve(curve: Curve, value: float | None, plot: Path, given: Sequence[
     else:
         print(f"The loss diverged at lr={curve.divergence_lr:.2g}; a tenth of it is {curve.tenth_lr:.2g}.")
     if value is None:
-        print("The loss fell nowhere: no rate is suggested.")
+        print("The loss never fell: no rate is suggested.")
     else:
         print(f"It fell the fastest at lr={curve.steepest_lr:.2g}. Suggested: optim.lr={value:g}")
     say(f"Plot: {plot}")

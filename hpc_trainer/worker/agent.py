@@ -1,6 +1,6 @@
 """The one task of a node with `hardware.launcher=torchrun`: torch.distributed.run starts and watches the node's ranks.
 
-torchrun never restarts a rank here (--max-restarts=0): a run comes back by a requeue, as with srun. Its own way to end
+torchrun never restarts a rank here (--max-restarts=0): a run restarts by a requeue, as with srun. Its own way to end
 is to give the ranks 30 s after a SIGTERM, and it does not know SIGUSR2 at all. So torchrun runs in a second thread,
 where it installs no handlers, and this process passes each stop signal on. The ranks then agree, save and leave as they
 do under srun, however long the site's grace is.
@@ -134,7 +134,7 @@ def _place_of_first(paths: RunPaths, env: RankEnv) -> tuple[str, int] | None:
 
 
 class _PassingOn:
-    """Stop signals of this process, each of which every rank gets once it has a handler: before, it would die."""
+    """Stop signals of this process; each is passed on to a rank once the rank has a handler, or the rank would die."""
 
     def __init__(self, stop: StopFlag) -> None:
         self._came: list[int] = [number for number in STOP_SIGNALS if number.name == stop.signal_name]
@@ -146,7 +146,7 @@ class _PassingOn:
         self._came.append(number)
 
     def look(self) -> None:
-        """Pass on what came."""
+        """Pass on the signals that came."""
         import psutil
 
         for number in dict.fromkeys(self._came):

@@ -1,7 +1,7 @@
 """One attempt of one rank: build its context, call `main(config, run)`, and record how it ended.
 
 `main` is the shared loop or the function that `train.main` names; both are called in the same way. Event files of a
-tracker stand beside metrics.jsonl. The end becomes a journal record and an exit code.
+tracker are beside metrics.jsonl. The end becomes a journal record and an exit code.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def run_main(config: TrainConfig, run: RunContext) -> Outcome:
     Raises:
         ConfigError: `train.main` is not trusted, leads nowhere, or cannot be called.
         LoopError: main broke a rule of RunContext.
-        Exception: whatever main raises.
+        Exception: any error that main raises.
     """
     main = find_main(config)
     if config.train.deterministic:
@@ -299,7 +299,9 @@ def _context(
         attempt=attempt,
         num_steps=config.train.num_steps,
         seed=config.seed,
-        pause_step=group.broadcast(_pause_step(config, paths) if env.rank == 0 else None),
+        pause_step=group.broadcast(
+            pause_step(config.search.rungs, names_in(paths.folder) or ()) if env.rank == 0 else None
+        ),
         saves=SaveTimer(
             checkpoint.every_steps,
             is_auto=checkpoint.every is SaveEvery.auto,
@@ -312,10 +314,6 @@ def _context(
         max_no_progress=config.cluster.max_no_progress,
         spans=spans,
     )
-
-
-def _pause_step(config: TrainConfig, paths: RunPaths) -> int | None:
-    return pause_step(config.search.rungs, names_in(paths.folder) or ())
 
 
 @contextlib.contextmanager
@@ -371,7 +369,7 @@ def _device(config: TrainConfig, env: RankEnv) -> torch.device:
         return kind_of(hardware.device_type).device(env.local_rank)
     except HpcTrainerError as error:
         raise type(error)(
-            f"hardware={hardware.name} computes on {hardware.device_type}, which {env.node} has not: {error} Use "
+            f"hardware={hardware.name} computes on {hardware.device_type}, which {env.node} lacks: {error} Use "
             "hardware=cpu_x1, or a node that has it."
         ) from error
 

@@ -90,8 +90,8 @@ def _goodput_problem(config: TrainConfig, paths: RunPaths, attempts: list[Attemp
     longer_min = better_limit_min(limit_min, times.other_s, cluster.signal_lead_s)
     return (
         f"{timed_out_words(times, limit_min)}: less than cluster.min_goodput={cluster.min_goodput:g}, so it is stopped "
-        f"for good. An attempt spends {times.other_s:.0f} s on other things than training. To go on: hpc-trainer retry "
-        f"{paths.run_id} hardware.time_limit_min={longer_min}"
+        f"for good. An attempt spends {times.other_s:.0f} s on other things than training. To continue: hpc-trainer "
+        f"retry {paths.run_id} hardware.time_limit_min={longer_min}"
     )
 
 
@@ -174,7 +174,7 @@ def sampled(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shared:
-    """Parts of the records that are the same for all runs whose processes one process forks."""
+    """Entries of environment records that are equal for all runs forked from one process."""
 
     node: Mapping[str, Any]
     packages: tuple[dict[str, str], dict[str, dict[str, Any]]]
@@ -188,7 +188,7 @@ _shared: _Shared | None = None
 
 
 def share_records(config: TrainConfig) -> None:
-    """Find out now what the records of all runs share that this process forks: it takes longer than a short run.
+    """Gather the entries that all runs forked from this process share; that may take longer than a short run.
 
     Args:
         config: configuration of one of the runs.

@@ -373,7 +373,7 @@ def conclude_start(stop: Stop) -> ExitCode:
 
 @stop_signals_held_back()
 def conclude_failure(stop: Stop, *, cause: str, error: Mapping[str, Any], is_first: bool) -> None:
-    """Journal an error, and bring the run back if the error may pass and the budget allows it.
+    """Journal an error, and restart the run if the error may pass and the budget allows it.
 
     Not collective, and may be called by any rank: rank 0 journals, and the rank that failed first acts.
 
@@ -424,7 +424,7 @@ def _num_failures(stop: Stop) -> int:
 
 @contextlib.contextmanager
 def _disk_may_be_full(what: str) -> Iterator[None]:
-    """Go on without a record if the disk is full: bringing the run back must not wait for room."""
+    """Continue without a record if the disk is full: the restart of the run must not wait for free space."""
     try:
         yield
     except OSError as error:
@@ -459,7 +459,7 @@ def _conclude(stop: Stop) -> ExitCode:
 
 
 def _bring_back(stop: Stop, decision: Decision) -> Decision:
-    """Do what was decided, and what follows from Slurm's answers; return the decision that came true.
+    """Carry out the decision and those that follow from Slurm's answers; return the decision that succeeded.
 
     The cancel marker is read last, right before each action: Slurm may have taken half a minute to report the job's
     state.
@@ -606,7 +606,7 @@ def _facts(stop: Stop) -> StopFacts:
     try:
         job = show_job(job_id)
     except SlurmError as error:
-        print(f"Slurm did not say how job {job_id} stands: {error}")
+        print(f"Slurm did not say in which state job {job_id} is: {error}")
         return facts
     now = time.time()
     preemption = None

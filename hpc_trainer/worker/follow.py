@@ -57,18 +57,18 @@ def look_before_start(spec: RunSpec, config: TrainConfig, paths: RunPaths, env: 
         return None
     if env.rank != 0:
         return None if _decision_of_rank_0(paths, env) == AFTER_START else ExitCode.OK
-    for each in awaited:
+    for followed in awaited:
         with contextlib.suppress(OSError):
-            look_anew(each.folder)
-            if each.run_id is not None:
-                look_anew(each.sweep.run(each.run_id).folder)
+            look_anew(followed.folder)
+            if followed.run_id is not None:
+                look_anew(followed.sweep.run(followed.run_id).folder)
     waits = Waits.of(look_at(awaited), on_failure_of(spec))
     if waits.may_start:
         try:
-            found = _found(config, awaited, paths)
+            sources = _found(config, awaited, paths)
         except ConfigError as error:
             return _refused(error, config, paths, env, stop)
-        write_decision(paths, AFTER_START, **_incarnation(env), **found)
+        write_decision(paths, AFTER_START, **_incarnation(env), **sources)
         return None
     return _do_not_start(config, paths, env, stop, waits)
 
@@ -92,18 +92,18 @@ def _decision_of_rank_0(paths: RunPaths, env: RankEnv) -> str:
 
 def _found(config: TrainConfig, awaited: Sequence[Awaited], paths: RunPaths) -> dict[str, Any]:
     """Return what the run takes from the runs that it follows: weights, and checkpoints for its command."""
-    found: dict[str, Any] = {}
+    taken: dict[str, Any] = {}
     if config.init_from.awaits:
         from hpc_trainer.features.init_from.source import resolve_awaited  # reads headers of weights
 
-        _, found["init_from"] = resolve_awaited(config.init_from, paths.folder.parent.parent)
-        print(f"{paths.run_id}: init_from={config.init_from.path} is {found['init_from']['path']}", flush=True)
+        _, taken["init_from"] = resolve_awaited(config.init_from, paths.folder.parent.parent)
+        print(f"{paths.run_id}: init_from={config.init_from.path} is {taken['init_from']['path']}", flush=True)
     places = followed_places(config.train.command or "")
     if places:
-        found["places"] = {
+        taken["places"] = {
             place: _place_of(run_named(name, awaited), name, word) for place, (name, word) in places.items()
         }
-    return found
+    return taken
 
 
 def _place_of(followed: Awaited, name: str, word: str) -> str:
@@ -170,7 +170,7 @@ def _refused(error: ConfigError, config: TrainConfig, paths: RunPaths, env: Rank
 
 
 def _stopped(paths: RunPaths, env: RankEnv, reason: str) -> int:
-    """Record a run that could not go back as PREEMPTED: the next `submit` gives it a job that waits."""
+    """Record a run that could not be requeued as PREEMPTED: the next `submit` gives it a job that waits."""
     attempt = Journal(paths).attempt_number(env.job_id, env.restart_count)
     begin_attempt(paths, env, attempt).end(attempt, state=RunState.PREEMPTED, cause=reason)
     return ExitCode.REQUEUED

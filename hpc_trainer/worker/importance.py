@@ -1,6 +1,6 @@
 """Process that says which axes of a sweep matter for a metric, by a forest of scikit-learn; the login node asks it.
 
-It is asked through operate/torch_process.py, because the login node's layers never import scikit-learn.
+It is asked through runtime/torch_process.py, because the login node's layers never import scikit-learn.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hpc_trainer.worker.answer import answer
+from hpc_trainer.runtime.torch_process import answer
 
 _TREES, _SEED = 100, 0
 
@@ -17,7 +17,7 @@ def importances(columns: Sequence[Sequence[Any]], targets: Sequence[float]) -> l
     """Return each column's share of the forest's decisions, and its standard deviation over the trees.
 
     Args:
-        columns: for each axis the values of all runs; values that are no numbers are numbered in alphabetical order.
+        columns: for each axis the values of all runs; values that are not numbers are numbered in alphabetical order.
         targets: the metric of each run.
     """
     import numpy as np

@@ -56,7 +56,7 @@ class Canary:
 
         Args:
             steps_done: steps that this attempt has trained.
-            saved: returns the step of the newest checkpoint that stands.
+            saved: returns the step of the newest complete checkpoint.
         """
         now = time.monotonic()
         if self._is_open is False or now < self._next_s:
@@ -88,7 +88,11 @@ def release_behind(paths: RunPaths) -> bool:
     """
     write_json(paths.canary_end, {"time": time.time(), "released": False})
     sweep = SweepPaths(paths.folder.parent)
-    arrays = [each for each in read_submissions(sweep) if paths.run_id in each.canaries and each.job_id is not None]
+    arrays = [
+        submission
+        for submission in read_submissions(sweep)
+        if paths.run_id in submission.canaries and submission.job_id is not None
+    ]
     ready = [str(array.job_id) for array in arrays if have_done_their_work(sweep, array)]
     refused = release_jobs(ready, timeout_s=WORKER_TIMEOUT_S) if ready else []
     for line in refused:
@@ -107,7 +111,7 @@ def tell_end(
     config: TrainConfig, paths: RunPaths, state: RunState, cause: str | None,
     error: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:  # fmt: skip
-    """Tell domains of the recorded end of this run, which does not come back by itself (hook `ends`). Never raises.
+    """Report to domains the recorded end of this run, which nothing restarts by itself (hook `ends`). Never raises.
 
     A trial that pauses at a rung has the state PAUSED: only its search may bring it back.
     """
@@ -116,7 +120,7 @@ def tell_end(
 
 
 def end_well(paths: RunPaths, stop_after_alike: int) -> None:
-    """Do for other runs what follows from the completion of this one. Never raises."""
+    """Release the runs that wait for this complete run, and end the count of `stop_after_alike`. Never raises."""
     try:
         if is_waited_for(paths):
             release_behind(paths)
@@ -125,7 +129,7 @@ def end_well(paths: RunPaths, stop_after_alike: int) -> None:
             make_folder(alike)
             claim(alike / _WELL)
     except (OSError, HpcTrainerError) as error:
-        print(f"other runs of the sweep were not told of this end: {error}", flush=True)
+        print(f"this end could not be reported to the sweep's other runs: {error}", flush=True)
 
 
 # Stop of the line.
@@ -143,7 +147,7 @@ def fingerprint(cause: str, error: Mapping[str, Any]) -> str:
 
 
 def stop_the_line(paths: RunPaths, stop_after_alike: int, cause: str, error: Mapping[str, Any]) -> None:
-    """Hold what waits of the sweep if this run is the k-th that fails alike, and none has completed. Never raises."""
+    """Hold the sweep's waiting runs if this run is the k-th that fails alike, and none has completed. Never raises."""
     if not stop_after_alike:
         return
     sweep = SweepPaths(paths.folder.parent)
@@ -159,9 +163,11 @@ def stop_the_line(paths: RunPaths, stop_after_alike: int, cause: str, error: Map
         what = f"{error.get('type', cause)}: {said[0][:200]}" if said else str(error.get("type", cause))
         why = f"the first {len(alike)} runs failed alike, {what} ({', '.join(alike[:3])})"
         write_hold(sweep.hold, why)
-        print(f"{why}. What waits of the sweep {sweep.name} is held.", flush=True)
-        submissions = [each for each in read_submissions(sweep) if each.executor == "slurm"]
-        _hold_in_time([each.job_id for each in submissions[-_MOST_ARRAYS:] if each.job_id is not None])
+        print(f"{why}. The waiting runs of the sweep {sweep.name} are held.", flush=True)
+        submissions = [submission for submission in read_submissions(sweep) if submission.executor == "slurm"]
+        _hold_in_time(
+            [submission.job_id for submission in submissions[-_MOST_ARRAYS:] if submission.job_id is not None]
+        )
     except (OSError, HpcTrainerError) as failure:
         print(f"the line was not stopped: {failure}", flush=True)
 

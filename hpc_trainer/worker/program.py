@@ -82,7 +82,7 @@ class Story:
         return self._scored_step >= rung or (self._scored_step > below and self.step > rung)
 
     def catch_up(self) -> None:
-        """Take in the metrics that earlier attempts' programs logged, and that no worker lived to read.
+        """Take in the metrics that earlier attempts' programs logged and no worker has read, because it was killed.
 
         The program may have saved the step of these metrics. Then no later attempt logs that step again. An attempt
         that was killed before its program started has read nothing either, so all attempts count back to the newest
@@ -105,7 +105,7 @@ class Story:
             yield from batch
 
     def look(self, *, is_last: bool = False) -> None:
-        """Take in what is new, and give a sign of life.
+        """Take in the program's new metrics, and give a sign of life.
 
         Raises:
             SupersededError: a later attempt has begun.
@@ -197,7 +197,7 @@ def run_program(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
 
 
 def _check_progress(attempts: list[Attempt], successors: frozenset[str], most: int) -> None:
-    """Raise NoProgressError if too many earlier starts ended at one step, or asked to come back without any step."""
+    """Raise NoProgressError if too many earlier starts ended at one step, or asked for a restart without any step."""
     ended = newest_chain(attempts, successors)[:-1]
     same = 0
     for attempt in reversed(ended):
@@ -279,7 +279,7 @@ class _Rank:
             self._stop.request(ASKED)
             self._tell_stop()
         if self._must_stop() and not self._has_ended_at_rung(code):
-            print(f"the program ended with {_ending(code)} after {self._stop.signal_name}: it goes on later.")
+            print(f"the program ended with {_ending(code)} after {self._stop.signal_name}: it continues later.")
             return self._pause() if self._is_pausing else conclude_start(self.as_stop)
         if code != 0:
             self._fail(code)
@@ -396,7 +396,7 @@ class _Rank:
         self._program.send(signal.SIGKILL)
 
     def _leave(self) -> None:
-        """End a program that goes on after the stop signal, and record the steps that it logged in the meantime."""
+        """End a program that continues after the stop signal, and record the steps that it logged in the meantime."""
         self.end_program()
         if self._story is not None:
             self._story.look(is_last=True)
@@ -416,8 +416,8 @@ class _Rank:
             if self._is_cancelled.has_come():
                 self._stop.request("CANCEL marker")
             elif self._paths.program_stop(self._attempt).name in present:
-                told = read_json(self._paths.program_stop(self._attempt), Faults()) or {}
-                self._stop.request(RUNG if told.get("why") == RUNG else "another rank")
+                record = read_json(self._paths.program_stop(self._attempt), Faults()) or {}
+                self._stop.request(RUNG if record.get("why") == RUNG else "another rank")
         return self._stop.is_set
 
     def _tell_stop(self) -> None:

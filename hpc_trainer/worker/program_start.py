@@ -68,7 +68,7 @@ class Place(NamedTuple):
 def words_of(
     config: TrainConfig, paths: RunPaths, environ: Mapping[str, str] = os.environ, holding: Container[str] = (),
 ) -> list[str]:  # fmt: skip
-    """Return the words of the run's command, with every placeholder filled in.
+    """Return the arguments of the run's command, with every placeholder filled in.
 
     If the code was frozen, the user's scripts are the frozen copies, also in the text of `sh -c`. `python -m` then
     finds modules in the frozen code too, and not in the folder that the program starts in.
@@ -104,7 +104,8 @@ def _places(paths: RunPaths) -> dict[str, str]:
 def _value_of(config: TrainConfig, paths: RunPaths) -> Callable[[str], str]:
     """Return a function that maps a placeholder to its value.
 
-    The configuration is made plain only for a placeholder that needs it: that is a tenth of the start of a program.
+    The configuration is made plain only for a placeholder that needs it, because that takes a tenth of a program's
+    start.
     """
     places = _places(paths)
     plain = functools.cache(lambda: to_plain(config))
@@ -167,7 +168,7 @@ class _Code:
 
 
 def one_line(arguments: Sequence[str]) -> str:
-    """Return the words as one line for a shell; line breaks in a value are escaped."""
+    """Return the arguments as one line for a shell; line breaks in a value are escaped."""
     return r"\n".join(shlex.join(arguments).splitlines())
 
 
@@ -414,7 +415,7 @@ class Program:
 
 
 def _has_living(group: int) -> bool:
-    """Return True if a process of the group is no zombie; in a container orphaned zombies may never be reaped."""
+    """Return True if a process of the group is not a zombie; in a container orphaned zombies may never be reaped."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, IndexError, ValueError):
             state, _, its_group, *_ = path.read_text(errors="replace").rpartition(")")[2].split()

@@ -135,10 +135,10 @@ def run_rank(
     present = names_in(paths.folder) or ()
     for marker in (DONE, CANCEL):
         if marker in present:
-            print(f"{run_id}: {marker} stands; nothing to do.")
+            print(f"{run_id}: the marker {marker} exists; nothing to do.")
             return ExitCode.OK
     if _is_held(sweep, paths, present, env):
-        print(f"{run_id}: HOLD stands; nothing to do until `hpc-trainer release`.")
+        print(f"{run_id}: the run is held; nothing to do until `hpc-trainer release`.")
         return ExitCode.OK
     try:
         return _start_attempt(config, sweep, paths, env, stop, spans, job, spec)
@@ -223,7 +223,7 @@ def _storage_failed(error: OSError, config: TrainConfig, paths: RunPaths, env: R
 
 
 def failed_before(paths: RunPaths, env: RankEnv, max_failures: int) -> str | None:
-    """Return which attempt has failed for good, if that is the previous start of the same job; else None.
+    """Return a sentence that names the failed attempt if this job's previous start failed for good; else None.
 
     Such a start was not requested: since 24.05 Slurm requeues a job with a noted preemption once more, however it ends,
     and sites requeue by exit codes (RequeueExit).
@@ -274,9 +274,9 @@ _CLAIM_POLL_S = 0.5
 
 
 def _winner(paths: RunPaths, env: RankEnv, rivals: Sequence[Job], uuid: str | None) -> Submission | None:
-    """Return the one of several submissions of a run that has the run; it is ours if no other has claimed the run.
+    """Return the submission that has claimed a run among several; rank 0 claims it for ours if none has.
 
-    Rank 0 claims. The winner's rank 0 then cancels the other jobs, which would end by themselves once they start.
+    The winner's rank 0 then cancels the other jobs, which would end by themselves once they start.
 
     Raises:
         RunStateError: rank 0 of this job has not claimed the run in time.

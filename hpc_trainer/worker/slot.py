@@ -1,15 +1,16 @@
-"""Slot of a pool: one job that works through runs, some of them beside each other. No torch unless a run needs it.
+"""Slot of a pool: one job that works through runs, one in each of its places. No torch unless a run needs it.
 
     python -m hpc_trainer.worker --sweep-dir DIR --pool UUID
 
-The slot takes the next run that nobody has (record/turns.py), forks a process for each of its ranks, and waits until
-they end. So Python and the imports are paid once a job, not once a run. It ends when nothing is left to take. If it has
-to stop, or the time left is too short for another run, its runs save and go back to the pool, and the slot
-brings its own job back once (worker/conclude.py). Where the next run comes from is a `RunSource`.
+The slot takes the next run that no slot has (record/turns.py), forks a process for each of its ranks, and waits until
+they end. So Python starts and imports once a job, not once a run. The slot ends when no run is left to take. If it has
+to stop, or the time left is too short for another run, its runs save and go back to the pool, and the slot requeues its
+own job once (worker/conclude.py). A `RunSource` supplies the next run.
 """
 
 from __future__ import annotations
 
+import abc
 import codecs
 import contextlib
 import ctypes
@@ -25,7 +26,6 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.domains import contributions
@@ -76,75 +76,32 @@ RunTurn = Callable[[SweepPaths, RunSpec, RankEnv, StopFlag, Spans], int]
 """`worker.rank.run_turn`, which is passed on because that file imports this one."""
 
 
-class RunSource(Protocol):
+class RunSource(abc.ABC):
     """Source of a slot's runs. One slot has one; other slots of the pool have their own, in other processes.
 
-    Everything that the sources must agree on lies in the sweep's folder: claims (`Turns.take`) decide who runs what.
+    All shared state is in the sweep's folder: claims (`Turns.take`) decide which slot has which run.
     """
 
-    @property
-    def template(self) -> RunSpec:
-        """A run that stands for all: of its shape, with the environment, time limit and budgets of all runs."""
-
-    def next_run(self, turns: Turns, place: int) -> tuple[RunSpec, Turn] | None:
-        """Claim the next run for a place of this slot by `turns.take`, and return it; None if none can be had now."""
-
-    def has_ended(self, turn: Turn, state: RunState) -> None:
-        """Take note that a turn of this slot has ended; its end is recorded already (`Turns.end`)."""
-
-    def is_empty(self, turns: Turns) -> bool:
-        """Return True if there is nothing that this slot could ever take: the slot then ends.
-
-        Runs that other living slots have do not count, those that this slot has given back do.
-        """
-
-
-class ListedRuns:
-    """Runs that the pool's submission lists, in its order; then those that were given back or that a dead slot left.
-
-    Of N slots each begins with every N-th run, so that slots seldom reach for the same one: each time they do, a folder
-    with a name for each run that was taken has to be listed.
-    """
-
-    def __init__(self, sweep: SweepPaths, pool: Submission, specs: dict[str, RunSpec], element: int = 0) -> None:
+    def __init__(self, sweep: SweepPaths, pool: Submission) -> None:
         self._sweep, self._pool = sweep, pool
-        self._specs = {run_id: specs[run_id] for run_id in pool.run_ids if run_id in specs}
-        if not self._specs:
-            raise RunStateError(f"{sweep.specs} holds none of the {len(pool.run_ids)} runs of this pool.")
-        run_ids, slots = list(self._specs), max(1, pool.slots)
-        # Of another slot's share the last run first: the other slot gets there last.
-        others = [run_id for step in range(1, slots) for run_id in reversed(run_ids[(element + step) % slots :: slots])]
-        self._fresh = [*run_ids[element % slots :: slots], *others][::-1]
-        self._num_others = len(others)
         self._order: dict[str, int] = {}
         self._missing: dict[str, float] = {}
 
     @property
+    @abc.abstractmethod
     def template(self) -> RunSpec:
-        """The first run: all runs of a pool have one shape and one environment."""
-        return next(iter(self._specs.values()))
+        """A run whose shape, environment, time limit and budgets are those of all runs."""
 
+    @abc.abstractmethod
     def next_run(self, turns: Turns, place: int) -> tuple[RunSpec, Turn] | None:
-        """Claim the first run that nobody has taken yet, or else one that was given back or left."""
-        while self._fresh:
-            if len(self._fresh) == self._num_others:
-                turns.look()
-            run_id = self._fresh.pop()
-            if run_id in turns.newest or is_held(self._sweep, run_id):
-                continue
-            turn = turns.take(run_id, place)
-            if turn is not None:
-                return self._specs[run_id], turn
-            turns.look()  # another slot is ahead of this one
-        turns.look()
-        self._order = {each.uuid: number for number, each in enumerate(read_submissions(self._sweep))}
-        queue = Queue(self._missing)
-        for run_id in self._specs:
-            if self._may_take(run_id, turns, queue):
-                turn = turns.take(run_id, place)
-                if turn is not None:
-                    return self._specs[run_id], turn
-        return None
+        """Claim the next run for a place of this slot by `turns.take`, and return it; None if none can be had now."""
+
+    @abc.abstractmethod
+    def is_empty(self, turns: Turns) -> bool:
+        """Return True if this slot can never take a run again: the slot then ends.
+
+        Runs of other living slots do not count; runs that this slot has given back do.
+        """
 
     def _may_take(self, run_id: str, turns: Turns, queue: Queue) -> bool:
         number = turns.newest.get(run_id)
@@ -182,20 +139,13 @@ class ListedRuns:
             return False
 
     def _is_given_back(self, end: TurnEnd) -> bool:
-        """Return True if the run may go on in this pool after this end."""
+        """Return True if the run may continue in this pool after this end."""
         return not self._is_later(end.uuid) and not (end.is_final and end.uuid == self._pool.uuid)
 
     def _is_later(self, uuid: str) -> bool:
-        """Return True for a submission after this pool's, or one that is not known: the run is its."""
+        """Return True if a submission is unknown or newer than this pool: its run then belongs to it."""
         own = self._order.get(self._pool.uuid, len(self._order))
         return uuid != self._pool.uuid and self._order.get(uuid, len(self._order)) >= own
-
-    def has_ended(self, turn: Turn, state: RunState) -> None:
-        """Do nothing: the recorded ends say all."""
-
-    def is_empty(self, turns: Turns) -> bool:
-        """Return True if each run has ended for good, or has a turn of another slot that may be alive."""
-        return not is_unsure(self._missing) and not any(self._is_open(run_id, turns) for run_id in self._specs)
 
     def _is_open(self, run_id: str, turns: Turns) -> bool:
         if run_id not in turns.newest:
@@ -205,6 +155,56 @@ class ListedRuns:
             return self._is_given_back(end) and not is_held(self._sweep, run_id)
         turn = read_turn(self._sweep, run_id, turns.newest[run_id], turns.faults)
         return turn is not None and turns.holder is not None and turn.holder.slot == turns.holder.slot
+
+
+class ListedRuns(RunSource):
+    """Runs that the pool's submission lists, in its order; then those that were given back or that a dead slot left.
+
+    Of N slots each begins with every N-th run, so that slots seldom reach for the same one: each time they do, a folder
+    with a name for each run that was taken has to be listed.
+    """
+
+    def __init__(self, sweep: SweepPaths, pool: Submission, specs: dict[str, RunSpec], element: int = 0) -> None:
+        super().__init__(sweep, pool)
+        self._specs = {run_id: specs[run_id] for run_id in pool.run_ids if run_id in specs}
+        if not self._specs:
+            raise RunStateError(f"{sweep.specs} holds none of the {len(pool.run_ids)} runs of this pool.")
+        run_ids, slots = list(self._specs), max(1, pool.slots)
+        # Of another slot's share the last run first: the other slot gets there last.
+        others = [run_id for step in range(1, slots) for run_id in reversed(run_ids[(element + step) % slots :: slots])]
+        self._fresh = [*run_ids[element % slots :: slots], *others][::-1]
+        self._num_others = len(others)
+
+    @property
+    def template(self) -> RunSpec:
+        """The first run: all runs of a pool have one shape and one environment."""
+        return next(iter(self._specs.values()))
+
+    def next_run(self, turns: Turns, place: int) -> tuple[RunSpec, Turn] | None:
+        """Claim the first run that no slot has taken yet, else a run that was given back or left."""
+        while self._fresh:
+            if len(self._fresh) == self._num_others:
+                turns.look()
+            run_id = self._fresh.pop()
+            if run_id in turns.newest or is_held(self._sweep, run_id):
+                continue
+            turn = turns.take(run_id, place)
+            if turn is not None:
+                return self._specs[run_id], turn
+            turns.look()  # another slot is ahead of this one
+        turns.look()
+        self._order = {submission.uuid: number for number, submission in enumerate(read_submissions(self._sweep))}
+        queue = Queue(self._missing)
+        for run_id in self._specs:
+            if self._may_take(run_id, turns, queue):
+                turn = turns.take(run_id, place)
+                if turn is not None:
+                    return self._specs[run_id], turn
+        return None
+
+    def is_empty(self, turns: Turns) -> bool:
+        """Return True if each run has ended for good, or has a turn of another slot that may be alive."""
+        return not is_unsure(self._missing) and not any(self._is_open(run_id, turns) for run_id in self._specs)
 
 
 def is_held(sweep: SweepPaths, run_id: str) -> bool:
@@ -225,7 +225,7 @@ class Queue:
         self._is_asked = False
 
     def has_ended(self, holder: Holder) -> bool:
-        """Return True if Slurm says that the job of a slot does not work; False if it does, or if nobody knows.
+        """Return True if Slurm says that the job of a slot does not work; False if it does, or if that is unknown.
 
         A job that is missing counts only if it was missing in a look `LATE_ROW_S` before.
         """
@@ -284,11 +284,11 @@ def _settle(sweep: SweepPaths, turn: Turn, turns: Turns) -> bool:
 def _attempt_of(paths: RunPaths, turn: Turn) -> Attempt | None:
     """Return the attempt of a turn, by its journal; None if it has not begun."""
     key = turn.holder.job_id, turn.number
-    return next((each for each in Journal(paths).read() if (each.job_id, each.restart_count) == key), None)
+    return next((attempt for attempt in Journal(paths).read() if (attempt.job_id, attempt.restart_count) == key), None)
 
 
 def source_of(sweep: SweepPaths, pool: Submission, element: int) -> RunSource:
-    """Return where a slot's runs come from: what a domain contributes (hook `run_sources`), or the listed runs."""
+    """Return the source of a slot's runs: that of a domain (hook `run_sources`), else the pool's listed runs."""
     specs = read_specs(sweep)
     if pool.source is not None:
         for make in contributions("run_sources"):
@@ -366,7 +366,7 @@ class Slot:
         return self._leave()
 
     def _preload(self) -> None:
-        """Import and find out what every run needs before the first fork, so that no run pays for it."""
+        """Import modules and gather facts that every run needs, before the first fork, so that no run pays for them."""
         import psutil  # noqa: F401
 
         import hpc_trainer.worker.program
@@ -392,12 +392,12 @@ class Slot:
         for place in free:
             if self._must_leave():
                 return
-            found = self._source.next_run(self._turns, place.number)
-            if found is None:
+            claimed = self._source.next_run(self._turns, place.number)
+            if claimed is None:
                 # Each look may ask Slurm: a place that stays free asks ever less.
                 self._looked, self._again_s = time.monotonic(), min(2 * self._again_s, _LONGEST_AGAIN_S)
                 return
-            place.spec, place.turn = found
+            place.spec, place.turn = claimed
             self._start(place)
 
     def _is_held(self) -> bool:
@@ -497,11 +497,10 @@ class Slot:
             print(f"how {turn.run_id} ended is not known: {error}", file=sys.stderr, flush=True)
             state = RunState.FAILED
         self._turns.end(turn, state)
-        self._source.has_ended(turn, state)
         self._looked, self._again_s = -_LONGEST_AGAIN_S, _AGAIN_S / 2  # its place is free
 
     def _leave(self) -> int:
-        """Record the slot's end; bring its job back if the pool has runs for it."""
+        """Record the slot's end, and requeue its job if the pool has runs for it."""
         self._turns.look()
         is_held = self._is_held()
         if is_held or self._source.is_empty(self._turns):
@@ -537,18 +536,20 @@ def _fork(work: Callable[[], int]) -> int:
 
 def _places(count: int, spec: RunSpec, element: int, env: RankEnv) -> list[_Place]:
     """Return the places of a slot, each with its share of the GPUs and cores that the slot sees."""
-    each = spec.shape.gpus_per_node
+    num_gpus = spec.shape.gpus_per_node
     named = named_gpus()
     is_local = not env.job_id[:1].isdecimal()
-    first = element * count * each if is_local else 0  # local slots share one machine
-    gpus = (named or [str(index) for index in range(first + count * each)])[first:]
+    first = element * count * num_gpus if is_local else 0  # local slots share one machine
+    gpus = (named or [str(index) for index in range(first + count * num_gpus)])[first:]
     cores: list[list[int]] = [[] for _ in range(count)]
     if count > 1 and not is_local:
         own = sorted(os.sched_getaffinity(0))
         if len(own) >= count:
             cores = shares(own, count, 1)
     return [
-        _Place(number=number, gpus=tuple(gpus[number * each : (number + 1) * each]), cores=frozenset(cores[number]))
+        _Place(
+            number=number, gpus=tuple(gpus[number * num_gpus : (number + 1) * num_gpus]), cores=frozenset(cores[number])
+        )
         for number in range(count)
     ]
 
@@ -570,7 +571,7 @@ def _state_after(paths: RunPaths, turn: Turn, place: _Place, env: RankEnv) -> Ru
     if attempt is None and code == ExitCode.OK and HOLD in names:
         return RunState.HELD  # the hold came after the claim
     if attempt is not None:
-        message = "the ranks ended without a word: killed, or out of memory?"
+        message = "the ranks ended without an error message: killed, or out of memory?"
         journal.end(attempt.attempt, state=RunState.FAILED, cause="killed", error={"message": message})
     elif code != ExitCode.OK:
         number = journal.attempt_number(env.job_id, turn.number)
@@ -578,14 +579,14 @@ def _state_after(paths: RunPaths, turn: Turn, place: _Place, env: RankEnv) -> Ru
             number, job_id=env.job_id, restart_count=turn.number, node=env.node, pid=os.getpid(), executor=POOL,
             world_size=len(place.codes),
         )  # fmt: skip
-        message = f"the worker ended before it started, with code {code}; the slot's output has its words"
+        message = f"the worker ended with code {code} before the attempt began; its messages are in the slot's output"
         journal.end(number, state=RunState.FAILED, cause=NOT_STARTED, error={"message": message})
     return RunState.FAILED
 
 
 def run_slot(sweep: SweepPaths, uuid: str, stop: StopFlag, run_turn: RunTurn, slots: int = 0) -> int:
     """Run one slot of a pool, or all `slots` of a local pool, and return the exit code."""
-    pool = next((each for each in read_submissions(sweep) if each.uuid == uuid), None)
+    pool = next((submission for submission in read_submissions(sweep) if submission.uuid == uuid), None)
     if pool is None:
         raise RunStateError(f"{sweep.folder} holds no pool {uuid}.")
     if slots:
@@ -595,12 +596,12 @@ def run_slot(sweep: SweepPaths, uuid: str, stop: StopFlag, run_turn: RunTurn, sl
 
 
 def _run_local(sweep: SweepPaths, pool: Submission, stop: StopFlag, run_turn: RunTurn, slots: int) -> int:
-    """Fork the slots of a local pool, and wait for them; a stop signal goes on to each."""
+    """Fork the slots of a local pool, and wait for them; pass a stop signal on to each."""
     children = [_fork(functools.partial(_run_local_slot, sweep, pool, element, run_turn)) for element in range(slots)]
-    told, codes = False, []
+    is_passed_on, codes = False, []
     while children:
-        if stop.is_set and not told:
-            told = True
+        if stop.is_set and not is_passed_on:
+            is_passed_on = True
             for pid in children:
                 os.kill(pid, signal.SIGTERM)
         for pid in list(children):

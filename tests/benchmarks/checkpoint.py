@@ -151,7 +151,7 @@ def compare(folder: Path, num_bytes: float, rounds: int) -> None:
 
 
 def stall(folder: Path, num_bytes: float) -> None:
-    """How long training stands still for a save in the background, and for one that it waits for."""
+    """How long training stops for a save in the background, and for one that it waits for."""
     state = build_state(num_bytes)
     store = CheckpointStore(folder / "stall", group=RankGroup(), keep_last=1, attempt=0)
     step, pairs = 0, list[tuple[float, float]]()

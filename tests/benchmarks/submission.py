@@ -41,7 +41,7 @@ exit $code
 """
 _RIVAL = """
 import hydra
-from hpc_trainer.config.compose.completion import conf_dir
+from hpc_trainer.config.compose.own_files import conf_dir
 from hpc_trainer.config.store import register_schemas
 register_schemas()
 

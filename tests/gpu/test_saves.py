@@ -20,7 +20,7 @@ _SAVED = (60, 120, 180)
 
 
 def _stalls(log: str) -> list[tuple[float, float]]:
-    found = re.findall(r"checkpoint saved in ([\d.]+) s(?:; training stood still for ([\d.]+) s)?", log)
+    found = re.findall(r"checkpoint saved in ([\d.]+) s(?:; training stopped for ([\d.]+) s)?", log)
     return [(float(whole), float(stall or whole)) for whole, stall in found]
 
 

@@ -44,7 +44,7 @@ def test_no_feature_imports_another_ones_ability() -> None:
 
 
 def test_keys_of_a_feature_can_be_read_before_any_section_is_made() -> None:
-    """Sections import the faces of features (config/schema/feature_keys.py), so a face imports no section."""
+    """Sections import the faces of features (config/schema/key.py), so a face imports no section."""
     names = [
         path.parent.name for path in (PACKAGE / "features").glob("*/__init__.py") if "class Keys:" in path.read_text()
     ]

@@ -63,7 +63,7 @@ ONLY_SHOWN = {
     "config", "cli", "data", "training/data", "models", "tasks", "launch/frozen_code/snapshot.py",
     "launch/frozen_code/import_path.py", "launch/targets.py", "launch/hydra_app.py",
     "runtime/machine.py", "runtime/code.py", "features/init_from", "observe", "worker/program_start.py", "deploy",
-    "operate/report", "operate/find.py", "operate/names.py", "verify/old_code.py", "verify/preempt.py",
+    "operate/report", "operate/find.py", "verify/old_code.py", "verify/preempt.py",
     "verify/reproduce.py", "verify/verbs.py",
     "launch/submit.py",  # whether a folder is there whose owner is to be looked at
     "record/status.py",  # the text of an error: whether there is a folder of sweeps

@@ -92,7 +92,7 @@ def test_failed_run_holds_cancels_or_frees_what_follows_it(driver: Driver) -> No
 
     mended.touch()
     retried = driver.json("retry", f"first/{failed}")
-    assert any("held run(s) of wait go on" in note for note in retried["notes"]), retried
+    assert any("held run(s) of wait continue" in note for note in retried["notes"]), retried
     driver.wait_for_states("wait", "COMPLETED")
     assert jobs["wait"] in {run["job_id"] for run in driver.status("wait").values()}
     assert {run["attempt"] for run in driver.status("wait").values()} == {1}

@@ -109,7 +109,9 @@ def test_a_run_that_could_run_nowhere_else_stays_and_says_so(driver: Driver) -> 
     driver.wait_for_step(name, 20)
     (driver.folder / "hot").write_text("n1")
     log = driver.run_folder(name) / "logs" / "attempt-000.rank-0.log"
-    driver.slurm.wait_for(lambda: "The run goes on here" in log.read_text(), 60, "the rank to say that it stays")
+    driver.slurm.wait_for(
+        lambda: "The run continues on this node" in log.read_text(), 60, "the rank to say that it stays"
+    )
     assert "Requested node configuration is not available" in log.read_text()
     assert "n[2-4],n1" in log.read_text()
     (driver.folder / "pace").unlink()

@@ -6,8 +6,10 @@ of `apptainer exec`, and runs its command with a PATH that has none of Slurm's c
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import sys
 import time
 import venv
@@ -15,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from hpc_trainer.runtime.cores import cores_of
 from tests.slurm.driver import Driver
 from tests.slurm.testbed.cluster import SlurmCluster
 
@@ -91,6 +94,67 @@ def test_a_run_in_a_container_without_slurm_is_requeued_by_the_batch_script(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_ranks_of_a_site_that_exports_and_binds_nothing_have_their_variables_and_cores(
+    driver: Driver, launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Play a site that adds --export=NONE to each sbatch; the test Slurm has TaskPlugin=task/none."""
+    path = driver.slurm.env["PATH"]
+    (tmp_path / "site").mkdir()
+    sbatch = tmp_path / "site" / "sbatch"
+    sbatch.write_text(f'#!/bin/bash\nexec {shutil.which("sbatch", path=path)} --export=NONE "$@"\n')
+    sbatch.chmod(0o755)
+    monkeypatch.setitem(driver.slurm.env, "PATH", f"{sbatch.parent}:{path}")
+    for name, value in (("SBATCH_EXPORT", "NONE"), ("SLURM_EXPORT_ENV", "NONE"), ("NCCL_OF_THE_SHELL", "1")):
+        monkeypatch.setitem(driver.slurm.env, name, value)
+    cores = os.sched_getaffinity(0)
+    share = len(cores) // 2
+    words = (*ONE, "train.num_steps=1500", "hardware.gpus_per_node=2", f"hardware.cpus_per_gpu={share}",
+             f"hardware.launcher={launcher}", f"cluster.python={sys.executable}",
+             "cluster.setup=['export OMP_DISPLAY_ENV=FALSE']", "sweep_name=bare")  # fmt: skip
+    driver.submit(*words)
+    driver.wait_for_step("bare", 10)
+    job_id = driver.only_run("bare")["job_id"]
+    assert driver.slurm.job(job_id)["NumCPUs"] == str(2 * share)
+    bound = _allowed_cores(driver.attempts("bare", "start")[0]["pid"], job_id)
+    if 2 * share == len(cores):  # the whole allocation: else other jobs may be at work on these cores
+        assert len(bound) == 2
+        assert set.union(*bound) == cores
+        assert set.intersection(*bound) == set()
+    else:
+        assert bound == [cores]
+    (run,) = driver.wait_for_states("bare", "COMPLETED", "FAILED").values()
+    assert (run["state"], run["attempt"]) == ("COMPLETED", 1), driver.all_logs()
+    (record,) = (driver.runs / "bare").glob("*/logs/attempt-000.environment.json")
+    variables = json.loads(record.read_text())["variables"]
+    assert variables["OMP_DISPLAY_ENV"] == "FALSE", "a variable of the script's lines reaches the ranks"
+    assert "NCCL_OF_THE_SHELL" not in variables
+
+
+def _allowed_cores(pid: int, job_id: str) -> list[set[int]]:
+    """Return the different sets of cores that the ranks of a job may use, by Cpus_allowed_list of each process.
+
+    Args:
+        pid: process of rank 0.
+        job_id: the job.
+    """
+    own = Path(f"/proc/{pid}/cmdline").read_bytes()
+    of_job = f"SLURM_ARRAY_JOB_ID={job_id.partition('_')[0]}".encode()
+    sets = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            environ = (folder / "environ").read_bytes().split(b"\0")
+            if (
+                of_job in environ
+                and any(word.startswith((b"LOCAL_RANK=", b"SLURM_LOCALID=")) for word in environ)
+                and (folder / "cmdline").read_bytes() == own
+            ):
+                (line,) = (line for line in (folder / "status").read_text().splitlines() if "Cpus_allowed_list" in line)
+                sets.append(set(cores_of(line.split(":")[1])))
+    return [one for index, one in enumerate(sets) if one not in sets[:index]]
+
+
+@pytest.mark.long
 def test_a_cancelled_run_in_a_container_never_comes_back(driver: Driver, in_container: list[str]) -> None:
     words = (*ONE, "train.num_steps=100000", *in_container, "sweep_name=cancelled")
     driver.submit(*words)
@@ -157,7 +221,8 @@ def test_torchrun_on_two_nodes_trains_and_resumes_as_srun_does(driver: Driver) -
     assert len(list((folder / "logs").glob("attempt-001.rank-*.log"))) == 4
     (attempt, _) = driver.attempts("torchrun", "start")
     assert attempt["executor"] == "slurm"
-    # Slurm 24.11 requeues this job once more at its end ("per user/system request"): that start finds the run complete.
+    # From 24.05 on Slurm still has this job marked as preempted (GRACE_PREEMPT), as any job that requeued itself within
+    # its grace, and requeues it once more at its end: that start finds the run complete.
     ends = ("COMPLETED", "PENDING")
     driver.slurm.wait_for(lambda: driver.slurm.job_state(job_id) in ends, 90, "the end of the job")
     if driver.slurm.job_state(job_id) == "PENDING":

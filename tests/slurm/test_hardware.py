@@ -58,8 +58,11 @@ def test_what_was_discovered_plans_and_runs(
 @pytest.mark.long
 def test_a_job_measures_two_nodes_with_two_ranks_each(slurm: SlurmCluster, tmp_path: Path) -> None:
     driver = Driver(slurm, tmp_path)
-    done = driver.run("hardware", "check", "testbed_x4", "cluster=testbed", "--run", "--no-internet", "--json",
-                      timeout_s=400)  # fmt: skip
+    copy = tmp_path / "site" / "hardware" / "copy.yaml"  # of the same name: the same figures
+    copy.parent.mkdir(parents=True)
+    copy.write_text("# A copy.\ndefaults:\n  - testbed_x4@_here_\n  - _self_\n")
+    done = driver.run("hardware", "check", "copy", "--config-dir", "site", "cluster=testbed", "--run", "--no-internet",
+                      "--json", timeout_s=400)  # fmt: skip
     told: dict[str, Any] = json.loads(done.stdout)
     measured = told["measured"]
     assert [(rank["rank"], rank["node"], rank["is_whole"]) for rank in measured["ranks"]] == [

@@ -13,18 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hpc_trainer.config.compose.own_files import conf_dir
 from hpc_trainer.config.schema.key import Declared
 from hpc_trainer.config.store import ALL_KEYS, DECLARED, VARIANTS
 
 # Every shell takes such a text as one word: a completion script may evaluate it.
 _PLAIN = re.compile(r"[A-Za-z0-9_./+-]+")
-
-
-def conf_dir() -> Path:
-    """Return the shipped `conf/`: inside the wheel, or beside the package in a checkout."""
-    package = Path(__file__).resolve().parents[2]
-    shipped = package / "conf"
-    return shipped if shipped.is_dir() else package.parent / "conf"
 
 
 def choices_in(group: str, folders: Iterable[Path]) -> list[str]:

@@ -21,10 +21,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 from yaml import YAMLError
 
-from hpc_trainer.config.compose.completion import choices_in, conf_dir
+from hpc_trainer.config.compose.completion import choices_in
 from hpc_trainer.config.compose.hydra_parts import share_schemas
 from hpc_trainer.config.compose.overrides import override_value
-from hpc_trainer.config.compose.own_files import check_config_dir, read_user_config, user_config_path
+from hpc_trainer.config.compose.own_files import check_config_dir, conf_dir, read_user_config, user_config_path
 from hpc_trainer.config.compose.wrong_overrides import (
     hydra_problem,
     key_meant,
@@ -316,7 +316,7 @@ def _valid(wrong: str, choices: Sequence[str]) -> str:
 
 
 def _register_root_of_slurm() -> None:
-    """Register the root with Hydra whose default is cluster=slurm, and which is otherwise `conf/train.yaml`."""
+    """Register with Hydra a root that equals `conf/train.yaml` except for its default, cluster=slurm."""
     text = (conf_dir() / f"{ROOT}.yaml").read_text(encoding="utf-8")
     root = OmegaConf.create(text)
     root.defaults = [{"cluster": "slurm"} if line == {"cluster": "local"} else line for line in root.defaults]

@@ -34,7 +34,7 @@ _RULE = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Condition:
-    """A parsed condition that holds only what is allowed."""
+    """A parsed condition, made only of allowed operations."""
 
     text: str
     names: frozenset[str]

@@ -4,7 +4,7 @@ Each point is composed in one of two ways, which are counted:
 
     fast       Hydra's functions once for each choice of groups, and once for each value of a key; sections are shared
                by all points that agree on them, and keys with an interpolation by those that agree on what it names
-    hydra      Hydra's own compose: overrides of Hydra itself, and whatever went wrong on the fast way
+    hydra      Hydra's own compose: overrides of Hydra itself, and points for which the fast way failed
 
 Both give the same result; `tests/unit/config/compose/test_fast_compose.py` compares them.
 """

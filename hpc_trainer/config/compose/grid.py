@@ -36,7 +36,11 @@ def read_stages(composer: GridComposer, given_words: Sequence[str]) -> SweepConf
         return None
     with contextlib.suppress(ConfigError):
         parsed = composer.parse(overrides)
-        given = [each.input_line or "" for each in parsed if not each.is_sweep_override() and not _items(each)]
+        given = [
+            override.input_line or ""
+            for override in parsed
+            if not override.is_sweep_override() and not _items(override)
+        ]
         sweep = composer.compose_point([*default_overrides(overrides), *given], 0).config.sweep
         return sweep if sweep.stages else None
     return None
@@ -360,7 +364,7 @@ _TRIED = 4  # number of suggested values for an interval
 
 
 def sweep_values(override: Override, choices: Callable[[str], list[str]]) -> list[str]:
-    """Return the values that `override` steps through, as they stand after the `=`.
+    """Return the values that `override` steps through, as written after the `=`.
 
     Args:
         override: the sweep.

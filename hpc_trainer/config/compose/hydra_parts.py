@@ -380,7 +380,7 @@ class _Lookups:
 
 
 def _root_key(node: Node) -> Any:
-    """Return the root key below which a node stands; None for the root."""
+    """Return the root key that contains a node; None for the root."""
     key, parent = None, node._get_parent()
     while parent is not None:
         key, node, parent = node._key(), parent, parent._get_parent()
@@ -410,7 +410,7 @@ def share_schemas() -> None:
 
 @contextlib.contextmanager
 def own_hydra() -> Iterator[None]:
-    """Set aside the state of an app's Hydra, including its configurations, because a process has one Hydra state."""
+    """Set aside the state of an app's Hydra, with its configurations, in the context: a process has one Hydra state."""
     instances = Singleton._instances
     store = copy.copy(ConfigStore.instance())
     store.repo = {name: node for name, node in store.repo.items() if name in _HYDRAS_OWN}

@@ -55,7 +55,7 @@ class UnusualOverrideError(Exception):
 def read_line(
     text: str, parse: Callable[[Sequence[str]], Sequence[Override]], is_group_name: Callable[[str], bool]
 ) -> Line:
-    """Parse one override, by Hydra's grammar (`parse`) and Hydra's rule of what is a group.
+    """Parse one override, by Hydra's grammar (`parse`) and Hydra's rule for groups.
 
     Raises:
         UnusualOverrideError: the override is left to Hydra.
@@ -132,7 +132,7 @@ def in_full(override: str) -> str:
 
     `grid=NAME` becomes `sweep=NAME`, `init_from=PATH` becomes `init_from.path=PATH`, `search=NAME` becomes
     `search.sampler=NAME`, `search.from=SWEEP` becomes `search.from_sweep=SWEEP`, `after=A,B` becomes
-    `after.runs=[A,B]`, which is no axis, and a `{run.dir}` gets quotes.
+    `after.runs=[A,B]`, which is not an axis, and a `{run.dir}` gets quotes.
     """
     if (match := _GRID.match(override)) is not None:
         return f"{match[1]}sweep{override[match.end() :]}"

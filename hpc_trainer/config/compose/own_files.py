@@ -1,10 +1,10 @@
-"""Files that the user keeps outside a run's configuration, and the refusal of files that others may write to.
+"""Folders and files that a configuration is read from: ours, and what the user keeps outside a run's configuration.
 
     ~/.config/hpc_trainer/config.yaml      defaults of the account, as dotted keys; never in the repository
     hpc_trainer.yaml, or the table         the project file: options that a user would type with each command in a
     `[tool.hpc_trainer]` of                project (docs/decisions/0037-project-file.md)
     pyproject.toml
-    folders of --config-dir                further groups and choices, as in `conf/`
+    folders of --config-dir                further groups and choices, as in the shipped `conf/` (`conf_dir`)
 
 A configuration decides which code runs as the submitting user: `cluster.setup` is shell. Only the owner and root may
 therefore write to these files. A folder that is named may belong to another user, such as a site's or a project's:
@@ -77,7 +77,7 @@ def read_project() -> Project:
 def own_defaults() -> dict[str, Any]:
     """Return the user's defaults, which come before the command line, as dotted key -> value.
 
-    They come from the user's own file, and from the project's folder of runs, which wins over that file.
+    They are those of the user's own file, and the project's folder of runs, which takes precedence.
 
     Raises:
         ConfigError, UntrustedFileError: as `read_project` and `read_user_config`.
@@ -274,6 +274,13 @@ def others_may_write(info: os.stat_result) -> bool:
     is_private = account.pw_gid == group.gr_gid and account.pw_name == group.gr_name
     # Accounts of many daemons are in root's group.
     return not is_private or info.st_uid == 0 or bool(set(group.gr_mem) - {account.pw_name})
+
+
+def conf_dir() -> Path:
+    """Return the shipped `conf/`: inside the wheel, or beside the package in a checkout."""
+    package = Path(__file__).resolve().parents[2]
+    shipped = package / "conf"
+    return shipped if shipped.is_dir() else package.parent / "conf"
 
 
 def check_config_dir(folder: Path) -> None:

@@ -43,25 +43,34 @@ class SearchAxis:
     """True if the choices are files of a group of `conf/`."""
 
 
-def split_axes(overrides: Sequence[str], config_dirs: Sequence[Path] = ()) -> tuple[list[str], list[SearchAxis]]:
-    """Return the overrides with one value, and the axes; of a key that stands twice, the last override counts.
+def split_axes(
+    overrides: Sequence[str], config_dirs: Sequence[Path] = (), *, is_of_app: bool = False
+) -> tuple[list[str], list[SearchAxis]]:
+    """Return the overrides with one value, and the axes; if a key is given twice, the last override counts.
+
+    Args:
+        overrides: overrides of a command line.
+        config_dirs: folders of your own conf/ files.
+        is_of_app: True for overrides of a Hydra app, whose keys have nothing to do with ours.
 
     Raises:
         ConfigError: an override does not parse, or an axis has no bounds or no values to draw from.
     """
     with Composer(config_dirs) as composer:
-        parsed = composer.parse([in_full(line) for line in overrides])
+        parsed = composer.parse([line if is_of_app else in_full(line) for line in overrides])
         last = {override.get_key_element(): override for override in parsed}
         kept = [override for override in parsed if last[override.get_key_element()] is override]
         fixed = [override.input_line or "" for override in kept if not override.is_sweep_override()]
-        return fixed, [_axis(override, composer) for override in kept if override.is_sweep_override()]
+        return fixed, [
+            _axis(override, None if is_of_app else composer) for override in kept if override.is_sweep_override()
+        ]
 
 
 def conditions_of(overrides: Sequence[str]) -> list[str]:
     """Return the items of the last `search.when=[...]` among the overrides; [] if there is none.
 
     Raises:
-        ConfigError: it is no list of texts.
+        ConfigError: the value is not a list of texts.
     """
     lines = [line for line in overrides if line.partition("=")[0] == WHEN]
     if not lines:
@@ -69,21 +78,26 @@ def conditions_of(overrides: Sequence[str]) -> list[str]:
     with Composer([]) as composer:
         value = composer.parse(lines[-1:])[0].value()
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise ConfigError(f"{lines[-1]}: it is a list of texts, as {WHEN}=[\"optim.momentum if optim == 'sgd'\"].")
+        raise ConfigError(
+            f"{lines[-1]}: the value must be a list of texts, as {WHEN}=[\"optim.momentum if optim == 'sgd'\"]."
+        )
     return value
 
 
 WHEN = "search.when"
-"""Key with the conditions of axes, which stands on the command line beside them."""
+"""Key with the conditions of axes, given on the command line beside them."""
 
 
-def _axis(override: Override, composer: Composer) -> SearchAxis:
+def _axis(override: Override, composer: Composer | None) -> SearchAxis:
+    """Return the axis of an override; `composer` knows our groups and keys, None stands for an app's own."""
     pattern: Any = override.value()
     line, key = override.input_line or "", override.get_key_element()
-    group = composer.choices(override.key_or_group)
+    group: list[str] = [] if composer is None else composer.choices(override.key_or_group)
     if isinstance(pattern, Glob):
+        if composer is None:
+            raise ConfigError(f"{line}: name the values of an axis of the app one by one, as {key}=a,b.")
         return SearchAxis(key=key, line=line, choices=tuple(pattern.filter(group)), is_group=True)
-    declared = declared_at(override.key_or_group)
+    declared = None if composer is None else declared_at(override.key_or_group)
     of_key = declared.default if declared is not None else None
     if isinstance(pattern, ChoiceSweep):
         values = tuple(_value(item, line) for item in pattern.list)
@@ -116,7 +130,7 @@ def _axis(override: Override, composer: Composer) -> SearchAxis:
 def _check_tags(pattern: Any, line: str) -> None:
     unknown = sorted(pattern.tags - {"log"})
     if unknown:
-        raise ConfigError(f"{line}: the tag of an axis is log, and {unknown[0]} is none.")
+        raise ConfigError(f"{line}: an axis has only the tag log, not {unknown[0]}.")
 
 
 def _value(item: Any, line: str) -> Any:

@@ -58,8 +58,8 @@ def wrong_value(key: str, message: str, line: str | None) -> str | None:
     if kind is list:
         items = typing.get_args(hint)[0]
         of_names = typing.get_origin(items) is dict or dataclasses.is_dataclass(items)
-        known = {str: "texts", float: "numbers", int: "whole numbers"}
-        kinds = "names with values" if of_names else known.get(items, "values")
+        nouns = {str: "texts", float: "numbers", int: "whole numbers"}
+        kinds = "names with values" if of_names else nouns.get(items, "values")
         return f"{what} must be a list of {kinds}. Use '{name}={_example_list(declared, items)}'."
     if kind is dict:
         return f"{what} must be names with values. Add them one by one: +{name}.NAME=VALUE."
@@ -131,7 +131,7 @@ def _of_unit(name: str, text: str) -> tuple[str, float] | None:
 
 
 def as_sweep(text: str) -> str | None:
-    """Return `1e-3,2e-3` for `[1e-3,2e-3]`, `(1e-3 2e-3)` or `1e-3;2e-3,`; None if it is no list of plain values."""
+    """Return `1e-3,2e-3` for `[1e-3,2e-3]`, `(1e-3 2e-3)` or `1e-3;2e-3,`; None if it is not a list of plain values."""
     values = [value for value in re.split(r"[\s,;]+", text.strip("'\"()[]{}")) if value]
     is_list = len(values) > 1 or (bool(values) and values[0] != text.strip("'\""))
     is_list = is_list and not re.match(r"\w+\(", text)  # choice(), range(1)

@@ -243,6 +243,7 @@ def _time_limit_note(hardware: HardwareConfig, cluster: ClusterConfig) -> tuple[
         for limit in site.time_limits
         if limit.partition in (None, hardware.partition) and limit.qos in (None, hardware.qos)
     ]
+    own = [limit for limit in own if limit.qos is not None] or own  # a QOS may give more time than its partition
     nodes = hardware.num_nodes
     fitting = [
         limit for limit in own if limit.min_nodes <= nodes and (limit.max_nodes is None or nodes <= limit.max_nodes)

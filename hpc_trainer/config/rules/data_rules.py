@@ -77,7 +77,7 @@ def task_problems(config: TrainConfig) -> Iterator[str]:
 
 
 def _class_problems(target: str) -> Iterator[str]:
-    """Yield each problem that a file below the current folder shows; the worker checks an installed class."""
+    """Yield each problem with a custom task's class, read from its source below the current folder."""
     *path, name = target.split(".")
     file = next(
         (candidate for candidate in (Path(*path).with_suffix(".py"), Path(*path, "__init__.py")) if is_file(candidate)),
@@ -102,7 +102,7 @@ def _class_problems(target: str) -> Iterator[str]:
 
 
 def _may_set(node: ast.AST, name: str) -> bool:
-    """Return True for a node of `loss = ..` in the class, or of `self.loss = ..`."""
+    """Return True if an AST node may set the attribute `name`: `name = ..` in the class, or `self.name = ..`."""
     if isinstance(node, ast.Name):
         return node.id == name and isinstance(node.ctx, ast.Store)
     return isinstance(node, ast.Attribute) and node.attr == name and isinstance(node.ctx, ast.Store)
@@ -151,7 +151,7 @@ def of_steps() -> tuple[str, ...]:
 
 
 def metric_problems(config: TrainConfig) -> Iterator[str]:
-    """Yield each name that is no metric of the run. The metrics of a user's own loop are unknown here."""
+    """Yield a problem for each name that is not a metric. The metrics of a user's own loop are unknown here."""
     if config.train.main is not None:
         return
     early = config.train.early_stop.metric if holds(config, "train.early_stop.patience") else None

@@ -70,7 +70,7 @@ def num_weights(plain: Mapping[str, Any]) -> int | None:
 
 
 def checkpoint_bytes(config: TrainConfig, count: int) -> int:
-    """Return about the bytes of a checkpoint of `count` weights: the weights, averages of them, and the moments."""
+    """Return the approximate bytes of a checkpoint of `count` weights: weights, their averages, and moments."""
     copies = 1 + holds(config, "train.ema_decay")
     return count * (copies * config.precision.format.weight_bytes + _MOMENT_BYTES * config.optim.num_moments)
 

@@ -206,7 +206,7 @@ _LARGE_IS_GOOD = re.compile(r"acc|score|f1|auc|map|iou|bleu|precision|recall|rew
 
 
 def retention_problems(checkpoint: CheckpointConfig) -> Iterator[str]:
-    """Yield each problem with the section."""
+    """Yield the problem with `checkpoint.keep_best`, if the name does not show which values are better."""
     name = checkpoint.keep_best
     if name is None or checkpoint.best_mode is not BestMode.auto:
         return

@@ -91,7 +91,8 @@ class HardwareConfig:
     """srun: one Slurm task a rank. torchrun: one task a node, in which torch.distributed.run starts the node's ranks,
     for sites that allow or bind only one task a node."""
     bind_cores: bool = key(True, ALWAYS, APART, SAFE)
-    """Whether ranks that Slurm has not bound divide the cores of their node's allocation, each near its GPU."""
+    """Whether training ranks that Slurm has not bound divide the cores of their node's allocation, each near its GPU.
+    Programs (`train.command`) keep what Slurm gives them."""
     whole_node: bool = key(False, ALWAYS, APART, SAFE)
     """Whether a run gets its nodes for itself (`--exclusive`), and all of their memory unless a memory key is set."""
     source: str = key("", ALWAYS, APART, SAFE)
@@ -197,7 +198,7 @@ class TimeLimit:
     partition: str | None = key(None, ALWAYS)
     """Partition to which it applies; null: any."""
     qos: str | None = key(None, ALWAYS)
-    """QOS to which it applies; null: any."""
+    """QOS to which it applies; null: any that no other item of the partition names."""
     min_nodes: int = key(1, ALWAYS, limits="≥ 1")
     """Fewest nodes of a job to which it applies."""
     max_nodes: int | None = key(None, ALWAYS, limits="≥ 1")

@@ -69,7 +69,7 @@ class DataConfig:
         """
 
     def model_facts(self) -> dict[str, Any]:
-        """Return what a model depends on, as far as keys and small files tell.
+        """Return the facts on which a model depends, as far as keys and small files tell.
 
         The names are shape, num_classes, classes and tokenizer.
         """

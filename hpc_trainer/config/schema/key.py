@@ -3,6 +3,18 @@
     gamma: float = key(0.1, only_with("schedule.name=step"), ONCE_SET, SCHEDULE, in_graph=False, limits="(0, 1]")
 
 The field of a section declares what all its keys have in common (`section`). `config/store.py` reads all of it.
+
+Features declare their keys in their own folders. The section where users type such a key has one line for it:
+
+    @dataclass(kw_only=True, slots=True)
+    @with_feature_keys
+    class ParallelConfig:
+        zero1: bool = of_feature("zero1")
+
+The line is all that the configuration knows of a feature: it gives the key its place and its type for type checkers.
+Default, limits, metadata and docstring of the key stand in the class `Keys` of the feature's folder,
+`hpc_trainer/features/zero1/__init__.py`. That file is imported here while sections are still being made, so it imports
+no section at run time (tests/policy/test_core.py).
 """
 
 from __future__ import annotations
@@ -11,9 +23,11 @@ import copy
 import dataclasses
 import enum
 import functools
+import importlib
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 _KEY = "key"
 
@@ -48,7 +62,7 @@ SAFE, SCHEDULE, INCOMPATIBLE = Effect.safe, Effect.schedule, Effect.incompatible
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """Metadata of a key. A field that is None is as the key's section declares it."""
+    """Metadata of a key. A field that is None has the value that the key's section declares."""
 
     needs: tuple[str, ...] | None
     identity: Identity | None
@@ -73,7 +87,7 @@ def key(
     default: Any, needs: tuple[str, ...] | None, identity: Identity | None = None, resume: Effect | None = None, *,
     in_graph: bool | None = None, limits: str | None = None,
 ) -> Any:  # fmt: skip
-    """Declare a field with its metadata; what is left out is as the section declares.
+    """Declare a field with its metadata; omitted metadata is that of the section.
 
     Args:
         default: value of the field if it is not set; lists and mappings are copied.
@@ -166,3 +180,37 @@ def _filled_in(own: Key, above: Key | None) -> Key:
         resume=own.resume or above.resume,
         in_graph=above.in_graph if own.in_graph is None else own.in_graph,
     )
+
+
+FEATURES = "hpc_trainer.features"
+T = TypeVar("T")
+
+
+class _OfFeature(NamedTuple):
+    """Place of a key until its section takes the key over."""
+
+    feature: str
+
+
+def of_feature(feature: str) -> Any:
+    """Declare a field of a section as the key of that name that a feature declares."""
+    return _OfFeature(feature)
+
+
+def keys_class(feature: str) -> Any:
+    """Return the class `Keys` of a feature, without torch."""
+    return importlib.import_module(f"{FEATURES}.{feature}").Keys
+
+
+def with_feature_keys(section: type[T]) -> type[T]:
+    """Put the keys of features in their places; to be used below `@dataclass`.
+
+    Raises:
+        KeyError: the feature declares no such key.
+    """
+    for name, place in list(vars(section).items()):
+        if isinstance(place, _OfFeature):
+            keys = keys_class(place.feature)
+            setattr(section, name, vars(keys)[name])
+            section.__annotations__[name] = typing.get_type_hints(keys)[name]
+    return section

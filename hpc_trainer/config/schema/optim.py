@@ -8,8 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from hpc_trainer.config.schema.feature_keys import of_feature, with_feature_keys
-from hpc_trainer.config.schema.key import ALWAYS, COUNTS, INCOMPATIBLE, ONCE_SET, RULED, key, only_with
+from hpc_trainer.config.schema.key import (
+    ALWAYS,
+    COUNTS,
+    INCOMPATIBLE,
+    ONCE_SET,
+    RULED,
+    key,
+    of_feature,
+    only_with,
+    with_feature_keys,
+)
 
 
 class LrScaling(str, enum.Enum):

@@ -6,7 +6,6 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from hpc_trainer.config.schema.feature_keys import of_feature, with_feature_keys
 from hpc_trainer.config.schema.key import (
     ALWAYS,
     APART,
@@ -17,7 +16,9 @@ from hpc_trainer.config.schema.key import (
     SAFE,
     SCHEDULE,
     key,
+    of_feature,
     only_with,
+    with_feature_keys,
 )
 
 if TYPE_CHECKING:  # at run time `with_feature_keys` gets them

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_trainer.config.schema.cluster import BudgetConfig, ClusterConfig, HardwareConfig, PoolConfig, SnapshotConfig
 from hpc_trainer.config.schema.data import DataConfig
-from hpc_trainer.config.schema.feature_keys import of_feature, with_feature_keys
 from hpc_trainer.config.schema.key import (
     ALWAYS,
     APART,
@@ -18,8 +17,10 @@ from hpc_trainer.config.schema.key import (
     SAFE,
     SCHEDULE,
     key,
+    of_feature,
     only_with,
     section,
+    with_feature_keys,
 )
 from hpc_trainer.config.schema.model import ModelConfig
 from hpc_trainer.config.schema.optim import OptimConfig, ScheduleConfig

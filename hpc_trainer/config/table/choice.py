@@ -148,12 +148,12 @@ def _stated(config: TrainConfig, key: str) -> str:
 
 
 def typed(key: str) -> str:
-    """Return a key as it stands on the command line."""
+    """Return a key as the user types it on the command line."""
     return _GROUP_OF_KEY.get(key, key)
 
 
 def shown(value: Any) -> str:
-    """Return a value as it stands on the command line."""
+    """Return a value as the user types it on the command line."""
     if isinstance(value, enum.Enum):
         return str(value.name)
     if isinstance(value, bool) or value is None:

@@ -155,7 +155,7 @@ class SyntheticTokens:
 
 
 def build(config: SyntheticImagesConfig | SyntheticTokensConfig, split: Split) -> SyntheticImages | SyntheticTokens:
-    """Build the train or the eval samples; images of both have the same patterns, under other noise."""
+    """Build the train or the eval samples; images of both have the same patterns, with different noise."""
     if isinstance(config, SyntheticImagesConfig):
         return SyntheticImages(config, split)
     return SyntheticTokens(config, split)

@@ -124,7 +124,7 @@ class HfDataset:
         """Return the number of classes, after a check of all targets; for other tasks the numbers of a target.
 
         Raises:
-            ConfigError: a target is no class, or all are one class.
+            ConfigError: a target is not a class, or all are one class.
         """
         target, config = self._parts.target, self._config
         if target is None:

@@ -140,7 +140,7 @@ class ImageShardsConfig(ImagesConfig):
     null: they are read from path itself."""
 
     def num_train_samples(self) -> int | None:
-        """Return the number that the index of `train` has; with one folder for both parts it would have to be read."""
+        """Return the number in the index of `train`; None if both parts share a folder, which would have to be read."""
         if self.eval_fraction is not None:
             return None
         try:

@@ -188,7 +188,7 @@ class Images:
 
         Raises:
             BrokenPictureError: a picture cannot be decoded, and `data.on_broken=refuse`.
-            DataError: a file cannot be read, whatever `data.on_broken` says, because the file may be back later.
+            DataError: a file cannot be read; `data.on_broken` does not apply, because the file may be readable later.
         """
         rows = index_array(indices, len(self))
         channels, size, _ = self.input_shape
@@ -273,7 +273,7 @@ def build(config: ImagesConfig, split: Split, fed: Mapping[str, Any] | None = No
     missing = list(source.missing())
     if missing:
         raise DataError(
-            f"{len(missing)} shard(s) of data.path={config.path} are not as they were indexed: "
+            f"{len(missing)} shard(s) of data.path={config.path} have changed since they were indexed: "
             f"{first_problems(missing)}. Fix: copy them again, or index the folder anew with: hpc-trainer data index."
         )
     # The rank itself evaluates, while the loader processes rest and leave their cores free.

@@ -105,15 +105,15 @@ class FolderSource:
         return len(self._ends)
 
     def labels(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """See `PictureSource`."""
+        """Return the class numbers of these pictures, 0 to num_classes - 1."""
         return self._labels[rows]
 
     def place(self, row: int) -> tuple[str, None]:
-        """See `PictureSource`."""
+        """Return the path of a picture, which is a file of its own."""
         return str(self._path(row)), None
 
     def read(self, row: int) -> bytes:
-        """See `PictureSource`."""
+        """Return the bytes of a picture as they are stored. Raises DataError."""
         path = self._path(row)
         try:
             return read_given(path, LARGEST_PICTURE)
@@ -124,7 +124,7 @@ class FolderSource:
             ) from error
 
     def digest(self) -> str:
-        """See `PictureSource`. Read the size of each file."""
+        """Return a SHA-256 that is the same for equal names, sizes and classes; read the size of each file."""
         starts = range(0, len(self), _STAT_AT_ONCE)
         with ThreadPoolExecutor(_STAT_THREADS) as threads:
             parts = threads.map(self._names_and_sizes, starts)

@@ -195,7 +195,7 @@ def read_index(folder: Path) -> ShardIndex:
         ):
             raise ValueError(f"it has {rows.shape} rows of {rows.dtype} where {num_samples} of {ROW} are listed")
         if not num_samples or num_classes < 1 or any(Path(shard.name).name != shard.name for shard in shards):
-            raise ValueError("a number or a name in it is not possible")
+            raise ValueError("a number or a name in it is invalid")
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise DataError(
             f"the index of {folder} is damaged: {error}. Fix: write it anew with: hpc-trainer data index {folder}"

@@ -116,17 +116,17 @@ class ShardSource:
         return len(self._index.rows) if self._rows is None else len(self._rows)
 
     def labels(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """See `PictureSource`."""
+        """Return the class numbers of these pictures, 0 to num_classes - 1."""
         labels: NDArray[np.int64] = self._index.rows[self._in_index(rows)]["label"].astype(np.int64)
         return labels if self._numbers is None else self._numbers[labels]
 
     def place(self, row: int) -> tuple[str, int]:
-        """See `PictureSource`."""
+        """Return the path of the shard that holds a picture, and the byte at which the picture begins."""
         entry = self._entry(row)
         return str(self._folder / self._index.shards[entry["shard"]].name), int(entry["offset"])
 
     def read(self, row: int) -> bytes:
-        """See `PictureSource`."""
+        """Return the bytes of a picture as they are stored. Raises DataError."""
         entry = self._entry(row)
         shard, offset, size = int(entry["shard"]), int(entry["offset"]), int(entry["size"])
         try:
@@ -145,15 +145,15 @@ class ShardSource:
         return data
 
     def digest(self) -> str:
-        """See `PictureSource`."""
+        """Return a SHA-256 that is the same for equal names, sizes and classes, from the index alone."""
         return hashlib.sha256(f"{self._index.digest} {self._part}".encode()).hexdigest()
 
     def missing(self) -> Iterator[Problem]:
-        """See `PictureSource`."""
+        """Return the shards that are known to be missing on this node, without reading a picture."""
         return missing_shards(replace(self._index, folder=self._folder))
 
     def damaged(self) -> Iterator[Problem]:
-        """See `PictureSource`. Check the shared folder, also if this process reads copies."""
+        """Return the missing and damaged shards of the shared folder, also if this process reads copies."""
         return damaged_shards(self._index)
 
     def _in_index(self, rows: NDArray[np.int64]) -> NDArray[Any]:

@@ -256,7 +256,7 @@ def prepare_images(source: Path, folder: Path, options: ImageOptions, settings: 
 
 
 def _training_overrides(folder: Path, size: int) -> tuple[str, ...]:
-    """Return the overrides that train on the folder; models see 7/8 of the shorter side, as `data.resize` does."""
+    """Return the overrides that train on the folder; `data.resize` crops pictures to 7/8 of their shorter side."""
     cut = round(size * 224 / 256)
     return ("data=image_shards", f"data.path={folder}", *([] if cut == 224 else [f"data.image_size={cut}"]))
 

@@ -263,7 +263,7 @@ def remove_temporaries(folder: Path, settings: Settings) -> None:
 
 
 def check_apart(sources: Iterable[Path], folder: Path) -> None:
-    """Raise ConfigError if the result lies in a source: the next call would take it for input."""
+    """Raise ConfigError if the result is inside a source: the next call would take it for input."""
     inside = next((source for source in sources if folder == source or source in folder.parents), None)
     if inside is not None:
         raise ConfigError(f"--to {folder} is inside {inside}, which is an input. Name a folder beside it.")

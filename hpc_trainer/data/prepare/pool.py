@@ -18,9 +18,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from hpc_trainer.errors import RunStateError
-from hpc_trainer.operate.torch_process import error_of
 from hpc_trainer.runtime.start import start_words
-from hpc_trainer.worker.answer import answering, told_error
+from hpc_trainer.runtime.torch_process import answering, error_of, told_error
 
 Tell = Callable[[int], None]
 """Callback that takes the newly finished part of a piece, in the unit of its `amount`."""
@@ -124,7 +123,7 @@ def _ended(code: int) -> RunStateError:
 
 
 def main() -> None:
-    """Run one process: make the pieces that are sent until the input ends."""
+    """Make the pieces that standard input asks for, a line each, until it ends. This process is one of a pool."""
     with answering() as say:
         for line in sys.stdin:
             request = json.loads(line)

@@ -191,7 +191,7 @@ def _listing(sources: Sequence[str]) -> tuple[InputFile, ...]:
 
 
 def _files_of(word: str) -> Iterator[tuple[str, Path]]:
-    """Yield (name, path): the file's own name, or its path relative to the folder or to the start of the pattern."""
+    """Yield (name, path) of each file of a source; the name is relative to the source's folder or pattern."""
     path = absolute(word)
     if path.is_file():
         yield path.name, path
@@ -324,7 +324,7 @@ class TokenMaker:
         try:
             text.decode()
         except UnicodeDecodeError as error:
-            return f"it is not UTF-8: byte {error.start} of it"
+            return f"it is not UTF-8 at byte {error.start}"
         return None
 
 

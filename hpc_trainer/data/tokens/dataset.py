@@ -68,7 +68,7 @@ class Tokens:
             slot = int(windows.max(axis=1).argmax())
             raise DataError(
                 f"{self._sources[numbers[slot]].folder} has the token {int(windows.max())}, and a vocabulary of "
-                f"{self.num_classes}: it is damaged. Prepare it again, then go on."
+                f"{self.num_classes}: it is damaged. Prepare it again, then submit again."
             )
         tokens = torch.from_numpy(windows)
         inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()

@@ -11,8 +11,7 @@ from hpc_trainer.config.packages import missing
 from hpc_trainer.config.schema.data import DigitsConfig
 from hpc_trainer.config.schema.key import ALWAYS, INCOMPATIBLE, ONCE_SET, RULED, SCHEDULE, key, only_with, section
 from hpc_trainer.config.schema.model import Trait
-from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row
-from hpc_trainer.config.table.kinds import datasets, models
+from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row, datasets, models
 
 if TYPE_CHECKING:
     from hpc_trainer.config.schema.train import TrainConfig
@@ -111,7 +110,7 @@ class AugmentConfig:
 
 
 class Keys:
-    """Key at the root."""
+    """Section `augment` at the root."""
 
     augment: AugmentConfig = section(AugmentConfig, ONCE_SET, SCHEDULE, in_graph=False)
 

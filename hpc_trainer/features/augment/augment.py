@@ -80,8 +80,8 @@ class AugmentedSamples(Cropped):
         With `run_on=device` inputs are `Drawn`. With mixes, targets are shares of classes [batch, num_classes],
         float32; a row of zeros does not count.
 
-        A sample's partner is any sample of the data set, as it is in this epoch. The partner is a function of (seed,
-        epoch, sample) too, so it must be read in addition.
+        A sample's partner is any sample of the data set, with the changes of this epoch. The partner is a function of
+        (seed, epoch, sample) too, so it must be read in addition.
         """
         shape, operators = self._shape, self.operators
         if shape is None or operators is None:

@@ -124,9 +124,9 @@ class Program:
 
 @dataclass(slots=True)
 class Drawn:
-    """Images with what was drawn for them, on their way to where pixels are changed.
+    """Images and the random numbers drawn for them, before their pixels are changed.
 
-    Two small tensors travel with the images, whatever was drawn: copying a tensor to a GPU costs as much as its start.
+    The numbers of all operators are in two small tensors: each further tensor would cost a GPU copy's start-up time.
 
     `images`: the batch's, then partners of mixed ones. `rows` (int64) and `numbers` (float32): inputs of the operators
     of `program`, one after the other. `num_samples`: images of the batch.

@@ -158,7 +158,7 @@ def _move(images: Tensor, matrices: Tensor) -> Tensor:
 
 
 def _by_kornia(name: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return kornia's operator, which takes one number for each image or none."""
+    """Return a function of kornia.enhance as an operator; its numbers are [n, 1], or [n, 0] if it takes none."""
 
     def change(images: Tensor, numbers: Tensor) -> Tensor:
         import kornia.enhance

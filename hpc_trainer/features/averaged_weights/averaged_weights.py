@@ -22,7 +22,7 @@ from hpc_trainer.training.state import TrainState
 
 
 class AveragedWeights(nn.Module):
-    """Exponential average of the weights and buffers of `model`, as much memory again; it cannot be called.
+    """Exponential average of the weights and buffers of `model`; it takes as much memory again and cannot be called.
 
     The average starts as the weights of the first step. Batch norm's statistics are averaged too: those of the raw
     weights would not fit the average. Integers and booleans are copied from the model: counts, tables of positions.
@@ -218,7 +218,7 @@ class AveragedWeightsAbility(Ability):
     _average: AveragedWeights
 
     def on_state(self, state: TrainState, module: nn.Module, building: Building) -> None:
-        """Make the average once the weights are rank 0's."""
+        """Make the average once all ranks have the weights of rank 0."""
         assert self.config.train.ema_decay is not None
         self._average = AveragedWeights(state.model, self.config.train.ema_decay, module)
         state.more["ema"] = self._average

@@ -1,12 +1,11 @@
-"""`train.compile`: the step through torch.compile, with the compiled code cached for the sweep's other runs."""
+"""`train.compile`: the step compiled by torch.compile, with the code cached for the sweep's other runs."""
 
 from collections.abc import Iterator
 
 from hpc_trainer.config.mesh import accum_steps
 from hpc_trainer.config.schema.model import Trait
 from hpc_trainer.config.schema.train import CompileMode, TrainConfig
-from hpc_trainer.config.table.feature import Feature, Row
-from hpc_trainer.config.table.kinds import models
+from hpc_trainer.config.table.feature import Feature, Row, models
 
 
 def _problems(config: TrainConfig) -> Iterator[str]:

@@ -6,8 +6,8 @@ the first step the folder is filled from an archive in the sweep's folder; after
 archive is written under another name and renamed, so a reader gets all of it or nothing.
 
 An archive holds machine code and pickled graphs: reading an archive is running code. An archive is used only if its
-checksum is right. As for the run's frozen code, this user (or root) must own it and its folder, and nobody else may
-write either.
+checksum is right. As for the run's frozen code, this user (or root) must own it and its folder, and no other user may
+write to either.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def compile_step(loss: nn.Module, config: LoopConfig) -> None:
 
 @contextlib.contextmanager
 def compilations_within(span: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
-    """Put each compilation during the block into a span of its own: the first, later ones, lazy backward passes.
+    """Record each compilation during the block as a separate span: the first, later ones, lazy backward passes.
 
     torch reports compilations one at a time; those inside another one belong to it.
     """
@@ -136,7 +136,7 @@ def compilations_within(span: Callable[[], contextlib.AbstractContextManager[Non
 
 
 def graph_counts() -> dict[str, int]:
-    """Return counts of this process: graphs compiled, graphs from a cache, and kernels' graphs that were compiled.
+    """Return counts of this process: `graphs` in all, those from a cache (`cached`), and those compiled here (`made`).
 
     `failed`: frames that torch gave up on and runs uncompiled.
     """

@@ -78,7 +78,7 @@ class EarlyStop:
         if patience is None or self.num_worse < patience:
             return None
         best = "no number yet" if self.value is None else f"best {self.value:.6g} at step {self.step}"
-        return f"early stop: {self._config.metric} is no better for {self.num_worse} evaluations, {best}"
+        return f"early stop: {self._config.metric} has not improved for {self.num_worse} evaluations, {best}"
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a resumed run needs."""

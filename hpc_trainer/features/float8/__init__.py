@@ -1,8 +1,7 @@
 """`precision=fp8`: matrix products of linear layers in 8 bits."""
 
 from hpc_trainer.config.schema.model import Trait
-from hpc_trainer.config.table.feature import Feature, Row
-from hpc_trainer.config.table.kinds import models
+from hpc_trainer.config.table.feature import Feature, Row, models
 
 FEATURE = Feature(
     on="precision=fp8",

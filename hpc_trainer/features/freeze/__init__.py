@@ -1,4 +1,4 @@
-"""`train.freeze`: some weights stay as they are."""
+"""`train.freeze`: some weights are not trained."""
 
 from __future__ import annotations
 

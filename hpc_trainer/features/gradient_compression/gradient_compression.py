@@ -66,7 +66,7 @@ class PowerSgd:
 
     Unlike in torch's hook (2.13), the errors of gradients that are sent whole (vectors, small matrices, the stop vote)
     are dropped. In torch's hook such an error is each rank's distance from the mean: it grows from step to step, and
-    would make an old vote count again. A step whose gradients are not finite leaves errors and matrices as they were:
+    would make an old vote count again. A step whose gradients are not finite does not change errors and matrices:
     otherwise all later ones would not be finite either.
 
     On a GPU torch's hook waits for the device, once for each bucket.
@@ -96,7 +96,7 @@ class PowerSgd:
         return self._inner.error_dict  # type: ignore[no-any-return]
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Return the mean of this bucket over all ranks, or what the two matrices keep of it. Collective."""
+        """Return the mean of this bucket over all ranks, or its low-rank approximation. Collective."""
         from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import powerSGD_hook
 
         inner, index = self._inner, bucket.index()

@@ -48,7 +48,7 @@ class InitFromConfig:
 
 
 class Keys:
-    """Key at the root."""
+    """Section `init_from` at the root."""
 
     init_from: InitFromConfig = section(InitFromConfig, ONCE_SET, SAFE, in_graph=False)
 
@@ -71,7 +71,7 @@ FEATURE = Feature(
 
 
 def pattern_problems(config: InitFromConfig) -> Iterator[str]:
-    """Yield what is wrong with the patterns by themselves, a line each."""
+    """Yield a line for each problem with the patterns that the names of weights are not needed to find."""
     for name in ("include", "exclude"):
         for pattern in getattr(config, name):
             if not pattern.strip():

@@ -114,7 +114,7 @@ def _open(path: Path) -> Iterator[int]:
 
 @torch.no_grad()
 def _take(model: nn.Module, config: InitFromConfig, saved: Mapping[str, Any]) -> WeightsOrError:
-    """Fill `model` from `saved`; return what was loaded, or an error message. Not collective; the same on all ranks."""
+    """Fill `model` from `saved`; return a record of it, or an error message. Not collective; the same on all ranks."""
     tensors = {name: tensor for name, tensor in saved.items() if isinstance(tensor, SavedTensor)}
     try:
         there = renamed(tensors, config, f"init_from={config.path}")
@@ -212,7 +212,7 @@ class InitFromAbility(Ability):
             print(first_weights.line())
 
     def restored(self) -> None:
-        """Raise StorageError if no checkpoint of the run could be read: init_from was not loaded either."""
+        """Raise StorageError if the run has saved but no checkpoint can be read: the weights have no source then."""
         is_left_out = self._has_saved and not self.loads_always
         if is_left_out and self._run is not None and self._run.saved_step is None:
             raise StorageError(
@@ -222,7 +222,7 @@ class InitFromAbility(Ability):
 
 
 class BaseAbility(InitFromAbility):
-    """Loading of the base weights that no checkpoint of the run has: adapters stand beside them."""
+    """Loading of the base weights that no checkpoint of the run has: adapters are trained beside them."""
 
     loads_always: ClassVar[bool] = True
 

@@ -56,12 +56,12 @@ _CONVERT = (
 
 
 def fill(config: TrainConfig, memo: Memo) -> None:
-    """Fill in the absolute place of the weights, and the digest of their content."""
+    """Fill in the absolute path of the weights, and the digest of their content."""
     config.init_from = memo.of(resolved, config.init_from, config.paths.runs_dir)
 
 
 def resolved(config: InitFromConfig, runs_dir: str | None) -> InitFromConfig:
-    """Return `config` with the absolute place and the digest of its content now.
+    """Return `config` with the absolute path, and the digest of what is stored there now.
 
     A source that is not complete, or the best run of a sweep, gets `awaits` instead: the run finds it when it starts.
 
@@ -115,10 +115,10 @@ def _as_awaited(config: InitFromConfig, runs_dir: Path) -> InitFromConfig | None
             )
         awaits = chain.digest_of(f"best by {metric}, {config.checkpoint.value}", specs.values())
     else:
-        found = _unfinished_run(named, runs_dir)
-        if found is None:
+        unfinished = _unfinished_run(named, runs_dir)
+        if unfinished is None:
             return None
-        awaited, awaits = found, awaited_digest(found, config.checkpoint)
+        awaited, awaits = unfinished, awaited_digest(unfinished, config.checkpoint)
     if config.digest is not None:
         raise ConfigError(
             f"init_from.digest={config.digest} is the content of a complete source, and {named} is not complete. Leave "
@@ -128,7 +128,7 @@ def _as_awaited(config: InitFromConfig, runs_dir: Path) -> InitFromConfig | None
 
 
 def awaited_digest(awaited: chain.Awaited, which: WhichCheckpoint) -> str:
-    """Return the digest that stands for the content of a run that is not complete."""
+    """Return a digest to use in place of the content's digest, for a run that is not complete."""
     return chain.digest_of(f"run, {which.value}", [chain.specs_of(awaited.folder)[str(awaited.run_id)]])
 
 
@@ -181,8 +181,13 @@ def resolve_awaited(config: InitFromConfig, runs_dir: Path) -> tuple[InitFromCon
     else:
         awaited = chain.find_awaited(named, runs_dir, "init_from")
         run = awaited.sweep.run(str(awaited.run_id))
-    found = _as_there(dataclasses.replace(config, path=str(run.folder)), runs_dir)
-    return found, {"path": found.path, "digest": found.digest, "run": f"{run.folder.parent.name}/{run.run_id}", **facts}
+    resolved_config = _as_there(dataclasses.replace(config, path=str(run.folder)), runs_dir)
+    return resolved_config, {
+        "path": resolved_config.path,
+        "digest": resolved_config.digest,
+        "run": f"{run.folder.parent.name}/{run.run_id}",
+        **facts,
+    }
 
 
 def is_checkpoint(place: Path) -> bool:
@@ -280,7 +285,7 @@ def _place() -> Path:
 
 
 def _read() -> dict[str, list[Any]]:
-    """Return the remembered digests; {} if the file cannot be read, or is no such file."""
+    """Return the remembered digests; {} if the file cannot be read, or has other content."""
     with contextlib.suppress(OSError, ValueError, RuntimeError):
         digests = json.loads(_place().read_bytes())
         if isinstance(digests, dict) and all(isinstance(entry, list) and len(entry) == 6 for entry in digests.values()):

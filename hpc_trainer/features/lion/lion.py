@@ -30,7 +30,7 @@ class Lion(OwnStep):
         super().__init__(groups, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
     def update(self, bad: torch.Tensor | None, scale: torch.Tensor | None) -> None:
-        """Step all weights, as `OwnStep.update`."""
+        """Update all weights; arguments as in `OwnStep.update`."""
         for group in self.param_groups:
             for piece in in_pieces([weight for weight in group["params"] if weight.grad is not None], _PIECE):
                 self._step_piece(group, piece, bad, scale)

@@ -27,7 +27,7 @@ def put_in(model: nn.Module, config: LoraConfig) -> list[str]:
     """Put adapters beside the layers that `config` names, in place; return the names of the layers.
 
     The adapters and the weights that `also` names require gradients. The first matrix of an adapter begins at random,
-    drawn on the CPU, the second one at 0: so the model computes what it did.
+    drawn on the CPU, the second one at 0: so the model's outputs do not change.
 
     Raises:
         ConfigError: there is no such layer, or peft has no adapter for its kind.
@@ -78,7 +78,7 @@ def _chosen(model: nn.Module, config: LoraConfig) -> Iterator[str]:
 
 
 def leave_out_base(model: nn.Module) -> None:
-    """Make state dicts of `model` and of its copies hold and load only what is trained, and buffers."""
+    """Limit the state dicts of `model` and its copies, saved and loaded, to trained weights and buffers."""
     base = frozenset(
         name for name, weight in model.named_parameters(remove_duplicate=False) if not weight.requires_grad
     )
@@ -97,7 +97,7 @@ def leave_out_base(model: nn.Module) -> None:
 
 @torch.no_grad()
 def merge(model: nn.Module) -> None:
-    """Add what adapters compute to the weights of their layers, and remove the adapters, in place."""
+    """Add the product of each adapter's matrices to the weight of its layer, and remove the adapters, in place."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     for name, layer in [*model.named_modules()]:
@@ -127,7 +127,7 @@ class LoraAbility(Ability):
         return {**model.state_dict(), **weights}
 
     def deployed(self, model: nn.Module) -> nn.Module:
-        """Merge the adapters into the layers that they stand beside, and remove them."""
+        """Merge the adapters into the layers beside them, and remove the adapters."""
         merge(model)
         return model
 

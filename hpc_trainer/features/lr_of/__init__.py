@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from hpc_trainer.config.schema.key import ALWAYS, INCOMPATIBLE, ONCE_SET, key
 from hpc_trainer.config.schema.model import Trait
-from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row
-from hpc_trainer.config.table.kinds import models
+from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row, models
 
 
 class Keys:

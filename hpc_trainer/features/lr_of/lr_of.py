@@ -63,7 +63,7 @@ class LrOfAbility(Ability):
 
 
 def heights(model: nn.Module) -> Mapping[str, int]:
-    """Return for each weight of a whole model how many layers lie above it, where a block is one layer.
+    """Return the number of layers above each weight of a whole model; a block is one layer.
 
     The number is 0 after the last block, 1 in the last block, and so on; before the first block it is the number of
     blocks plus 1. The order is that in which the model has its parts, which is that of its forward pass.

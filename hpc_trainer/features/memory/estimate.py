@@ -240,7 +240,7 @@ def estimate(config: TrainConfig, dataset: MapDataset | None = None) -> MemoryEs
 
     Raises:
         HpcTrainerError: the model or the data set cannot be built.
-        Exception: whatever the user's own code raises.
+        Exception: any error that the user's own code raises.
     """
     shape = mesh_shape(config.parallel, config.hardware.world_size)
     task = build_task(config)

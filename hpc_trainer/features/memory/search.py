@@ -64,14 +64,14 @@ class MemoryProbe(Protocol):
         """Return the bytes that this rank holds now."""
 
     def measure(self, run: Callable[[], None], kept: Callable[[], int]) -> int:
-        """Return the peak of `run` in bytes, above what is held now.
+        """Return the peak of `run` in bytes, less the bytes that are held now.
 
         Args:
             run: a forward and a backward pass.
             kept: estimates the same peak without memory, for devices that do not count themselves.
 
         Raises:
-            Exception: whatever `run` raises.
+            Exception: any error that `run` raises.
         """
 
     def clear(self) -> None:

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from hpc_trainer.config.schema.model import Trait
 from hpc_trainer.config.schema.optim import MuonConfig
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.config.table.feature import Feature, Row
-from hpc_trainer.config.table.kinds import models
+from hpc_trainer.config.table.feature import Feature, Row, models
 
 
 def _problems(config: TrainConfig) -> Iterator[str]:

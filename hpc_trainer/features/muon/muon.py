@@ -34,8 +34,8 @@ class ShardedMuon(OwnStep, torch.optim.Muon):
 
     Momentum, weight decay and the update are elementwise, so a shard's update is that shard of the whole update.
     Newton-Schulz needs whole matrices: each is gathered on one rank in bf16, the format in which torch's Muon computes,
-    and made orthogonal there by torch's own function (`whole_matrices`). Whatever depends on a matrix's shape uses the
-    whole shape. So the gradients of one rank give the weights of one rank, to the bit.
+    and made orthogonal there by torch's own function (`whole_matrices`). Factors that depend on a matrix's shape use
+    the whole shape. So the gradients of one rank give the weights of one rank, to the bit.
 
     Args:
         weights: as torch.optim.Muon, one group.
@@ -120,7 +120,7 @@ class MuonWithAdamw(OwnStep):
         return [lr] * len(self.muon.param_groups) + [lr * self.adamw_lr_ratio] * len(self.adamw.param_groups)
 
     def update(self, bad: torch.Tensor | None, scale: torch.Tensor | None) -> None:
-        """Step both optimizers, as `OwnStep.update`."""
+        """Step both optimizers; arguments as in `OwnStep.update`."""
         if bad is None:
             self.muon.step()
             self.adamw.step()
@@ -137,7 +137,7 @@ class MuonWithAdamw(OwnStep):
 
         Args:
             bad: a bool on the device.
-            scale: what the gradients were multiplied by, if anything.
+            scale: factor by which the gradients were multiplied; None: by none.
         """
         weights = [weight for group in self.muon.param_groups for weight in group["params"] if weight.grad is not None]
         before = [local_tensor(weight).clone() for weight in weights]
@@ -230,7 +230,7 @@ def split_weights(model: nn.Module, names: list[str]) -> tuple[list[nn.Parameter
 
 
 def bytes_of_step(held: RankMemory, config: TrainConfig, shape: MeshShape) -> int:
-    """Return the bytes of a step: weights as they were, for a skipped step; messages; the largest Newton-Schulz."""
+    """Return the bytes of a step: a copy of the weights, for a skipped step; messages; the largest Newton-Schulz."""
     assert isinstance(held.optimizer, MuonWithAdamw)
     hidden: list[torch.Tensor] = [weight for group in held.optimizer.muon.param_groups for weight in group["params"]]
     here = held.shares.num_bytes(hidden) // (shape.world_size if config.parallel.zero1 else shape.dp_shard)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from hpc_trainer.config.mesh import num_parts, whole_batch, with_batch
 from hpc_trainer.config.schema.key import ONCE_SET, SCHEDULE, key, only_with
 from hpc_trainer.config.schema.model import Trait
-from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row
-from hpc_trainer.config.table.kinds import models
+from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row, models
 
 if TYPE_CHECKING:
     from hpc_trainer.config.schema.train import TrainConfig

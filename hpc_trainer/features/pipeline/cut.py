@@ -31,7 +31,7 @@ from hpc_trainer.training.step import autocast
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """Tensor that goes from one part to the next: `shape` of one micro-batch, and the number format."""
+    """Tensor that goes from one part to the next: `shape` for one micro-batch, and the number format."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -42,7 +42,7 @@ class Between:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def to_plain(self) -> list[Any]:
-        """Return what JSON can hold, for `from_plain`."""
+        """Return JSON values for `from_plain`."""
         return [list(self.shape), str(self.dtype).removeprefix("torch.")]
 
     @classmethod
@@ -81,7 +81,7 @@ class Measured:
     ends: list[Between]
 
     def to_plain(self) -> dict[str, Any]:
-        """Return what JSON can hold, for `from_plain`."""
+        """Return JSON values for `from_plain`."""
         return {"costs": self.costs, "ends": [end.to_plain() for end in self.ends]}
 
     @classmethod

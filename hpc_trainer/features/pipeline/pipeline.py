@@ -25,7 +25,7 @@ from hpc_trainer.training.step import Stepper
 
 
 def trial_of(loss: VotingLoss, batch: Any, stage: Stage) -> tuple[nn.Module, Any]:
-    """Return (module whose output is a scalar to go back from, its batch); `batch` is that of the whole model."""
+    """Return (module whose output is the scalar that backward starts from, its batch); `batch` is the whole model's."""
     inputs, targets = batch
     if not stage.is_first:
         inputs = torch.empty(stage.inputs.shape, dtype=stage.inputs.dtype, requires_grad=True)

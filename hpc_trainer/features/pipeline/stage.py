@@ -80,7 +80,7 @@ class Whole:
         names: Sequence[str],
         owned: Collection[str],
     ) -> tuple[dict[str, Any], list[list[str]]]:
-        """Return the whole optimizer's state and groups, as `WholeModel.optimizer_state` does."""
+        """Return the state and groups of the whole model's optimizer, as `WholeModel.optimizer_state` does."""
         mine = {name: pack_sharded(values) for name, values in state.items()}
         described = {
             name: {
@@ -253,8 +253,8 @@ def _measured(model: nn.Module, building: Building, group: RankGroup, inputs: Be
         answer = _asked(building, inputs)
         if "error" in answer:
             print(
-                f"parallel.pipeline_parallel: a forward pass of {type(model).__name__} with values tells where to cut, "
-                f"as one without values failed ({answer['error']})."
+                f"parallel.pipeline_parallel: a forward pass of {type(model).__name__} with real values decides where "
+                f"to cut, because a pass without values failed ({answer['error']})."
             )
             answer = _measured_with_values(model, building, inputs)
     answer = group.broadcast(answer)

@@ -93,7 +93,7 @@ class PipelineStepper(Stepper):
         return self.place.stage.is_first or self.place.stage.is_last
 
     def for_evaluation(self, model: nn.Module) -> nn.Module:
-        """Return what maps inputs to logits on the last stage, and to None elsewhere; `model` is a stage."""
+        """Return the module that maps inputs to logits on the last stage, and to None elsewhere; `model` is a stage."""
         rows = self.place.stage.inputs.shape[0]
         return Relay(model, self.place, rows=rows, device=self.device)
 

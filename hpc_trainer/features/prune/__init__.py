@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from hpc_trainer.config.schema.key import ALWAYS, INCOMPATIBLE, ONCE_SET, SCHEDULE, key, only_with, section
 from hpc_trainer.config.schema.model import Trait
-from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row
-from hpc_trainer.config.table.kinds import models
+from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row, models
 
 if TYPE_CHECKING:
     from hpc_trainer.config.schema.train import TrainConfig
@@ -63,7 +62,7 @@ class PruneConfig:
 
 
 class Keys:
-    """Key at the root."""
+    """Section `prune` at the root."""
 
     prune: PruneConfig = section(PruneConfig, ONCE_SET, SCHEDULE, in_graph=False)
 
@@ -95,7 +94,7 @@ def share_done(config: TrainConfig, step: int) -> float:
 
 
 def final_sparsity(prune: PruneConfig) -> float:
-    """Return the sparsity that is asked for, 0 to 1."""
+    """Return the sparsity that the configuration asks for, 0 to 1."""
     return 1.0 - prune.n / prune.m if prune.method.name == "n_m" else prune.sparsity
 
 

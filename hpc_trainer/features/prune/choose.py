@@ -30,7 +30,7 @@ def weights_to_prune(model: nn.Module, prune: PruneConfig) -> tuple[list[str], l
     weights are those of two dimensions or more that are trained, except for norms and embeddings.
 
     Raises:
-        ConfigError: a pattern fits no weight, or none that can be pruned, or none is left.
+        ConfigError: a pattern fits no weight that can be pruned, or no weight is left to prune.
     """
     match_weights(model, [*prune.include, *prune.exclude], "prune.include or prune.exclude")
     decays, names = decaying(model), dict(model.named_parameters())
@@ -99,7 +99,7 @@ def _any(names: Collection[str], patterns: Collection[str]) -> bool:
 class Masks:
     """Mask of zeroed elements for each named weight; alike on all ranks, sharded where the weights are.
 
-    Beside each weight lies a bool tensor, `pruned`, of its shape and placement: a byte for each element.
+    Each weight has a bool tensor, `pruned`, of the weight's shape and placement: a byte for each element.
     """
 
     def __init__(self, weights: Mapping[str, nn.Parameter]) -> None:
@@ -112,12 +112,12 @@ class Masks:
         self._others: dict[str, torch.Tensor] = {}
 
     def also_mask(self, others: Mapping[str, torch.Tensor]) -> None:
-        """Make `apply` zero these tensors too: they stand for the weights of the same names, placed alike."""
+        """Make `apply` zero these tensors too, which replace the weights of the same names and are placed like them."""
         self._others |= {name: tensor for name, tensor in others.items() if name in self.pruned}
 
     @torch.no_grad()
     def apply(self) -> None:
-        """Set pruned elements to zero, whatever their values. Sends nothing, and waits for no device."""
+        """Set pruned elements to zero, NaN included. Sends nothing, and waits for no device."""
         for name, weight in (*self.weights.items(), *self._others.items()):
             local_tensor(weight.detach()).masked_fill_(local_tensor(self.pruned[name]), 0.0)
 
@@ -154,9 +154,9 @@ _LARGEST = 2**31 - 1
 class Part:
     """Shard of a weight that this rank holds.
 
-    `scores`: int32, of any shape; the larger the score, the larger the weight; -1 for what is zero already. `number`:
-    index of the shard, in the order of the weight's rows; shards of one number are the same. `counts`: true on one of
-    the ranks that hold the shard.
+    `scores`: int32, of any shape; the larger the score, the larger the weight; -1 for elements that are zero already.
+    `number`: index of the shard, in the order of the weight's rows; shards of one number are the same. `counts`: true
+    on one of the ranks that hold the shard.
     """
 
     scores: torch.Tensor

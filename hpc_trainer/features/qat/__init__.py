@@ -44,7 +44,7 @@ class QatConfig:
 
 
 class Keys:
-    """Key at the root."""
+    """Section `qat` at the root."""
 
     qat: QatConfig = section(QatConfig, ONCE_SET, INCOMPATIBLE, in_graph=True)
 

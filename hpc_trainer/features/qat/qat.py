@@ -78,7 +78,7 @@ def layers_to_round(model: nn.Module, qat: QatConfig) -> tuple[list[str], list[s
 
 
 def begin_rounding(model: nn.Module, qat: QatConfig, names: list[str]) -> None:
-    """Replace these layers of `model` by rounding ones, in place.
+    """Replace the linear layers `names` of `model` by layers that round their weights, in place.
 
     Weights stay the same tensors under the same names. A state_dict has no further entries: each scale is computed
     again from the rounded values.
@@ -109,7 +109,7 @@ def begin_rounding(model: nn.Module, qat: QatConfig, names: list[str]) -> None:
 
 
 def turn_rounding(model: nn.Module, *, on: bool) -> None:
-    """Turn rounding of layers that `begin_rounding` made on or off. They round from the beginning."""
+    """Turn on or off the rounding of the layers that `begin_rounding` has made; it is on at first."""
     from torchao.quantization.qat.linear import enable_linear_fake_quant
 
     for module in model.modules():
@@ -119,7 +119,7 @@ def turn_rounding(model: nn.Module, *, on: bool) -> None:
 def convert_config(qat: QatConfig) -> Any:
     """Return the config by which `torchao.quantization.quantize_` converts trained layers as training rounded them.
 
-    If torchao has two ways, it is the one that computes with integers: on a CPU it is twice as fast.
+    If torchao has two ways, the config selects integer arithmetic, which on a CPU is twice as fast.
 
     Raises:
         ConfigError: torchao is missing.
@@ -167,7 +167,7 @@ class QatAbility(Ability):
         self._model = state.model
 
     def check(self, step: int) -> None:
-        """Turn rounding on or off, also after a start and a GoBackError: it is a function of the step."""
+        """Turn rounding on or off by the step alone, which is right after a start and a GoBackError too."""
         wanted = step >= self.config.qat.start_step
         if wanted is not self._is_rounding:
             turn_rounding(self._model, on=wanted)

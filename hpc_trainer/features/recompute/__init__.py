@@ -4,8 +4,7 @@
 """
 
 from hpc_trainer.config.schema.model import Trait
-from hpc_trainer.config.table.feature import Feature, Row
-from hpc_trainer.config.table.kinds import models
+from hpc_trainer.config.table.feature import Feature, Row, models
 
 FEATURE = Feature(
     on="train.recompute=full|selective",

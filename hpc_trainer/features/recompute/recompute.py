@@ -30,8 +30,8 @@ def recompute_blocks(model: nn.Module, mode: Recompute) -> None:
     """Make the blocks of `model` (layers of a transformer, of a ResNet) keep less until the backward pass.
 
     A block keeps its inputs alone, or with `selective` also the results of matrix products. Names of weights stay. Call
-    this after compilation and before DDP and FSDP. Random numbers are drawn again as they were, and batch norm counts a
-    batch once.
+    this after compilation and before DDP and FSDP. The recomputation draws the same random numbers, and batch norm
+    counts a batch once.
     """
     for block in blocks(model) if mode in (Recompute.full, Recompute.selective) else ():
         context_fn = partial(_contexts, block, mode is Recompute.selective)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from hpc_trainer.config.schema.key import ONCE_SET, SCHEDULE, key, only_with
-from hpc_trainer.config.table.feature import Feature, Row
-from hpc_trainer.config.table.kinds import models
+from hpc_trainer.config.table.feature import Feature, Row, models
 
 
 class Keys:

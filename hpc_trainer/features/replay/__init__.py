@@ -1,4 +1,4 @@
-"""`replay`: a run goes on from another one with new data, and sees the old samples again."""
+"""`replay`: a run continues from another run on new data, and sees the old samples again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ReplayConfig:
 
 
 class Keys:
-    """Key at the root."""
+    """Section `replay` at the root."""
 
     replay: ReplayConfig = section(ReplayConfig, ONCE_SET, INCOMPATIBLE, in_graph=False)
 

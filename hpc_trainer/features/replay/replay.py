@@ -95,7 +95,7 @@ class Mixed(Joined):
         return self._num_new + self._num_places
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return samples as in the first epoch of seed 0, and unchanged."""
+        """Return samples without random changes; the old samples are those of the first epoch of seed 0."""
         return super().__getitems__([self._row(0, sample, 0) for sample in indices])
 
     def training_batch(self, samples: Sequence[tuple[int, int]], seed: int) -> tuple[Tensor, Tensor]:
@@ -103,7 +103,7 @@ class Mixed(Joined):
         return super().training_batch([(epoch, self._row(epoch, sample, seed)) for epoch, sample in samples], seed)
 
     def fingerprint(self) -> list[Any]:
-        """Return the fingerprint of each part, and the number of places for old samples."""
+        """Return the fingerprints of the new and the old data, and the number of old samples in an epoch."""
         return [*super().fingerprint(), self._num_places]
 
     def _row(self, epoch: int, sample: int, seed: int) -> int:

@@ -61,7 +61,7 @@ class SpikeGuard(StepGuard):
         self.offset = 0
 
     def see(self, grad_norm: torch.Tensor, step: int = 0) -> bool | torch.Tensor:
-        """Return what `StepGuard.see` does, and true for a norm (a scalar) out of all proportion."""
+        """Return what `StepGuard.see` returns, and true for a norm (a scalar) above `spike_factor` times the usual."""
         super().see(grad_norm, step)
         norm = grad_norm.detach().float()
         if self._norms.device != norm.device:
@@ -123,7 +123,7 @@ class SpikeGuard(StepGuard):
         return (new, int(self._last)) if new > 0 and self._config.on_spike is OnSpike.skip else None
 
     def check(self, step: int, scaler: torch.amp.GradScaler) -> None:
-        """Check as StepGuard does, and spikes too, but not what leads to a rollback. Waits for the device."""
+        """Raise DivergedError for what ends the run: the cases of StepGuard, and spikes. Waits for the device."""
         if self._config.on_divergence is not OnDivergence.rollback:
             super().check(step, scaler)
         if self._config.on_spike is OnSpike.stop and self.trouble is not None:
@@ -190,11 +190,11 @@ class SpikeGuardAbility(Ability):
         self._guard = state.guard = SpikeGuard(self.config.train.max_skipped_steps, self.config.train.guard)
 
     def memory(self, held: RankMemory, building: Building) -> None:
-        """Count skipped finite steps too, which a loss scaler does not know of."""
+        """Count the memory for skipping finite steps, for which no loss scaler makes copies."""
         held.is_skipped_by_scaler = False
 
     def restored(self) -> None:
-        """Make sure that there is a checkpoint to go back to."""
+        """Make the saver keep a checkpoint at all times to which a rollback can return."""
         if not self.config.train.guard.rolls_back:
             return
         self._run.keep_regular(self.config.checkpoint.every_steps)
@@ -238,7 +238,8 @@ class SpikeGuardAbility(Ability):
         guard.rolled_back(before, trouble, state.step)
         self._has_begun = False
         if run.is_rank_zero:
-            text = f"{trouble}. Back from step {at} to {state.step}, and past {trouble.step - state.step} batches"
+            skipped = trouble.step - state.step
+            text = f"{trouble}. Rolled back from step {at} to {state.step}; {skipped} batches are skipped"
             Journal(run.paths).guard(run.attempt, action="rollback", step=trouble.step, to=state.step, text=text)
             print(f"{text} (rollback {guard.rollbacks} of {self.config.train.guard.max_rollbacks}).", flush=True)
 

@@ -1,8 +1,7 @@
 """`precision=bf16_sr`: weights are bf16, without a copy in fp32, and updates are rounded stochastically."""
 
 from hpc_trainer.config.schema.model import Trait
-from hpc_trainer.config.table.feature import BY_WEIGHT, OF_SHARED_LOOP, Feature, Row
-from hpc_trainer.config.table.kinds import models
+from hpc_trainer.config.table.feature import BY_WEIGHT, OF_SHARED_LOOP, Feature, Row, models
 
 FEATURE = Feature(
     on="precision=bf16_sr",

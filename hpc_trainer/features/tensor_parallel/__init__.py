@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from hpc_trainer.config.mesh import nearest_divisor
 from hpc_trainer.config.schema.model import GptConfig, MlpKind, Trait, VitConfig
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row
-from hpc_trainer.config.table.kinds import models
+from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row, models
 
 
 def _problems(config: TrainConfig) -> Iterator[str]:

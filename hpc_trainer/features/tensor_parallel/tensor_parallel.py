@@ -192,14 +192,14 @@ def divide(model: nn.Module, plan: Mapping[str, ParallelStyle], shares: Shares, 
 
 
 def _entered(shares: Shares, module: nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    """Divide what follows, until the backward pass comes back to the input."""
+    """Count the activations from here on as divided, until the backward pass reaches this input."""
     shares.is_inside = True
     if inputs and isinstance(inputs[0], torch.Tensor) and inputs[0].requires_grad:
         inputs[0].register_hook(lambda _: setattr(shares, "is_inside", False))  # type: ignore[no-untyped-call]
 
 
 def _left(shares: Shares, module: nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    """Count what follows as whole, until the backward pass comes back to the output."""
+    """Count the activations from here on as whole, until the backward pass reaches this output."""
     shares.is_inside = False
     if output.requires_grad:
         output.register_hook(lambda _: setattr(shares, "is_inside", True))  # type: ignore[no-untyped-call]

@@ -1,1 +1,1 @@
-"""The code as it was at submit: its files, their owners, and the archive that workers start from."""
+"""The code at the time of the submit: its files, their owners, and the archive that workers start from."""

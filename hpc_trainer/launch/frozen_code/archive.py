@@ -92,7 +92,7 @@ def _shared(paths: SweepPaths, archive: Path) -> Path:
 
 
 def _take_shared(paths: SweepPaths, archive: Path, snapshot: Snapshot) -> bool:
-    """Give an archive that another sweep has a name in this one; return False if there is none that is as it was."""
+    """Give an archive that another sweep has a name in this one; return False if there is no unchanged one."""
     shared = _shared(paths, archive)
     try:
         if not is_there(shared):
@@ -109,7 +109,7 @@ def _take_shared(paths: SweepPaths, archive: Path, snapshot: Snapshot) -> bool:
 
 
 def _share(paths: SweepPaths, archive: Path) -> None:
-    """Give a new archive a name from which later sweeps take it. Never raises: without it they write copies."""
+    """Give a new archive a name from which later sweeps take it. Never raises: without that name they write copies."""
     shared = _shared(paths, archive)
     with contextlib.suppress(OSError, HpcTrainerError):
         make_folder(shared.parent)

@@ -2,7 +2,7 @@
 
 It unpacks the archive on this node's disk, unless another rank has done so, and puts the copy on the path. It imports
 only the standard library, and `import_path.py` and `unpacking.py`, which the archive contains too. The installed
-hpc_trainer may be a checkout that somebody is editing, and must not be imported before the path is set.
+hpc_trainer may be a checkout that a user is editing, and must not be imported before the path is set.
 
     python ARCHIVE --unpack FOLDER     only unpacks, to look at the code
 

@@ -76,10 +76,10 @@ def safe_path(path: Sequence[str]) -> list[str]:
         here = Path.cwd()
     except FileNotFoundError:  # deleted meanwhile
         here = Path()
-    for entry in dict.fromkeys(os.path.normpath(here / each) for each in path):
+    for entry in dict.fromkeys(os.path.normpath(here / folder) for folder in path):
         groups[_danger(entry)].append(entry)
     if groups[1]:
-        sys.stderr.write(f"others may write {', '.join(groups[1])}: looked in after what is installed.\n")
+        sys.stderr.write(f"others may write {', '.join(groups[1])}: searched after the installed packages.\n")
     # PYTHONSAFEPATH is the user's own request for -P: the current folder is left out.
     return [*groups[0], *groups[1], *([] if os.environ.get("PYTHONSAFEPATH") else groups[2][:1])]
 

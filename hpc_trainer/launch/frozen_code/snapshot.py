@@ -1,6 +1,6 @@
 """Code that is frozen at submit, from which waiting and requeued runs start (`archive.py` writes it).
 
-`plan` and `submit` list what of `train.command` is frozen, and what a run reads as it is when the run starts.
+`plan` and `submit` list which files of `train.command` are frozen, and which a run reads when it starts.
 """
 
 from __future__ import annotations
@@ -227,7 +227,8 @@ def git_top(folder: Path) -> Path | None:
 def git_files(top: Path, rules: Rules) -> list[str] | None:
     """Return the files of the working tree that git tracks or would add, sorted, with submodules and clones inside.
 
-    Ignored files are included only if `rules.include` names them. None if git is missing, or this is no checkout.
+    Ignored files are included only if `rules.include` names them. None if git is missing, or the folder is not in a
+    checkout.
 
     Raises:
         ConfigError: git refuses the folder, or takes longer than 30 s.
@@ -496,9 +497,9 @@ def _code_names(configs: Sequence[Mapping[str, Any]]) -> tuple[set[str], set[Pat
     packages |= {name for config in configs for name in config["snapshot"]["packages"]}
     scripts: set[Path] = set()
     for command, folder in commands_of(configs):
-        words = split_command(command)
-        packages |= {module.split(".", 1)[0] for module in module_names(words)}
-        scripts |= {Path(folder, word) for word in (*script_files(words), *shell_files(words))}
+        arguments = split_command(command)
+        packages |= {module.split(".", 1)[0] for module in module_names(arguments)}
+        scripts |= {Path(folder, word) for word in (*script_files(arguments), *shell_files(arguments))}
     return packages, scripts
 
 
@@ -584,7 +585,7 @@ def _add_root(roots: dict[str, Root], package: str, location: Path, rules: Rules
 
 
 def _taken(rules: Rules) -> list[str]:
-    """Return the names of secrets that were met since the last call, and forget them."""
+    """Return the names of the secret files found since the last call, and clear the list."""
     secrets = sorted(set(rules.secrets))
     rules.secrets.clear()
     return secrets
@@ -723,20 +724,20 @@ def frozen_of_command(specs: Sequence[RunSpec], code: Snapshot | None) -> Iterat
     frozen: dict[str, None] = {}
     other: dict[str, None] = {}
     for command, folder in commands:
-        words = split_command(command)
-        place = place_of_text(words)
-        for name in (*script_files(words), *shell_files(words)):
+        arguments = split_command(command)
+        place = place_of_text(arguments)
+        for name in (*script_files(arguments), *shell_files(arguments)):
             (frozen if _is_frozen(Path(folder, name), code) else other)[name] = None
-        for module in module_names(words):
+        for module in module_names(arguments):
             if (package := module.partition(".")[0]) in (() if code is None else _packages(code)):
                 frozen[f"-m {module}"] = None
             elif not locations_of(package):
                 other[f"-m {module}"] = None
         inside: list[str] = []
         if place is not None:
-            other |= dict.fromkeys(runs_of(words[place]).unclear)
-            inside = plain_words(words[place])
-        other |= dict.fromkeys(_data([*words, *inside], folder, {*frozen, *other}))
+            other |= dict.fromkeys(runs_of(arguments[place]).unclear)
+            inside = plain_words(arguments[place])
+        other |= dict.fromkeys(_data([*arguments, *inside], folder, {*frozen, *other}))
     is_own = any(is_of_run(config["train"].get("command_dir")) for config in configs)
     yield _sentence(list(frozen), list(other), is_own)
 

@@ -51,7 +51,7 @@ class RefusedCodeError(Exception):
 
 
 def place_code(archive: Path, files: Files) -> tuple[Path, bool]:
-    """Return the folder with the unpacked files, and True if it lies on this node's own disk.
+    """Return the folder with the unpacked files, and True if it is on this node's own disk.
 
     Raises:
         RefusedCodeError: the files do not stay as they were submitted.
@@ -71,7 +71,7 @@ def place_code(archive: Path, files: Files) -> tuple[Path, bool]:
 
 
 def node_places() -> list[str]:
-    """Return folders that may lie on this node's own disk, the best first.
+    """Return the folders to try for a copy of the code on this node's own disk, the best first.
 
     `tempfile.gettempdir` is not used: it creates a file to try each folder, and falls back to the current folder.
     """
@@ -83,7 +83,7 @@ def _private_folder(place: str, files: Files) -> Path:
     """Return the user's own folder in `place`, and create it if it does not exist.
 
     Raises:
-        OSError: others could replace the folder or write it, the place is no local disk, or there is no room.
+        OSError: others could replace the folder or write it, the place is not on a local disk, or the disk is full.
     """
     real = Path(place).resolve(strict=True)
     for parent in (real, *real.parents):
@@ -134,7 +134,7 @@ def file_system_of(folder: str) -> str | None:
     Args:
         folder: path without symbolic links.
     """
-    found: tuple[int, str | None] = (-1, None)
+    longest: tuple[int, str | None] = (-1, None)
     try:
         lines = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
     except OSError:
@@ -143,14 +143,14 @@ def file_system_of(folder: str) -> str | None:
         place, _, rest = line.partition(" - ")
         mount = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), place.split(" ")[4])
         if folder == mount or folder.startswith(mount.rstrip("/") + "/"):
-            found = max(found, (len(mount), rest.split(" ")[0]), key=lambda each: each[0])
-            if found[0] == len(mount):  # the later of two mounts at one place hides the earlier one
-                found = len(mount), rest.split(" ")[0]
-    return found[1]
+            longest = max(longest, (len(mount), rest.split(" ")[0]), key=lambda pair: pair[0])
+            if longest[0] == len(mount):  # the later of two mounts at one place hides the earlier one
+                longest = len(mount), rest.split(" ")[0]
+    return longest[1]
 
 
 def _copy_in(place: str, name: str, files: Files) -> Path | str:
-    """Return the checked copy, held so that nobody removes it while this process lives; else the reason for none."""
+    """Return the checked copy, held against removal while this process lives; else the reason for none."""
     try:
         folder = _private_folder(place, files) / name
         for _ in range(3):
@@ -246,7 +246,7 @@ def find_change(folder: Path, files: Files) -> str | None:
 
 
 def unpack(folder: Path, files: Files) -> None:
-    """Write the files into `folder`, a name that nobody else uses.
+    """Write the files into `folder`, a name that no other process uses.
 
     Nothing is flushed to the disk: the archive has been flushed. A file that exists already was made by this call, and
     NFS lost the answer; therefore no file is created with O_EXCL.
@@ -389,7 +389,7 @@ def _unpack_anew(folder: Path, files: Files, change: str) -> None:
 
 @contextlib.contextmanager
 def _turn(folder: Path, *, is_local: bool) -> Iterator[None]:
-    """Wait until nobody unpacks `folder`, or another folder has taken its place; meanwhile others wait for this rank.
+    """Wait until no rank unpacks `folder` or a new folder has its name; then make other ranks wait for this one.
 
     This only saves work: the rank that unpacks may have been killed or stopped, and two that unpack do no harm.
     """

@@ -18,6 +18,7 @@ INK = "ink"
 _WIDTH, _HEIGHT = 560, 320
 _FARTHEST = 1e300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 14, 46
+_LONGEST_NAME = 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,10 @@ class Line:
     colour: int | str | None
     is_ideal: bool = False
     has_dots: bool = False
+    is_scattered: bool = False
+    """True for small dots without a line and without their values."""
+    names: Sequence[str] = ()
+    """Names of the dots that are scattered, one for each point; else all have the line's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +99,7 @@ def nice_ticks(low: float, high: float, count: int = 5, *, least: float = 0.0) -
 def line_chart(
     title: str, lines: Sequence[Line], *, x_label: str, y_label: str,
     from_zero: bool = False, is_log: bool = False, is_log_x: bool = False, x_ticks: Sequence[float] = (),
-    format_y: Callable[[float], str] = number,
+    x_names: Sequence[str] = (), format_y: Callable[[float], str] = number,
 ) -> str:  # fmt: skip
     """Return a chart as SVG text; lines without points are left out, and without lines the text is empty.
 
@@ -104,6 +109,7 @@ def line_chart(
         is_log: draw both axes on a logarithmic scale, with ticks at `x_ticks` and at powers of two.
         is_log_x: draw only the horizontal axis on a logarithmic scale.
         x_ticks: ticks of the horizontal axis; without ticks, round values.
+        x_names: labels of `x_ticks`; without labels, their numbers.
     """
     drawn = [line for line in lines if line.points]
     xs = [x for line in drawn for x, _ in line.points]
@@ -112,7 +118,7 @@ def line_chart(
         return ""
     across = _scale(xs, _LEFT, _WIDTH - _RIGHT, is_log=is_log or is_log_x, ticks=x_ticks)
     upward = _scale([*ys, 0.0] if from_zero else ys, _HEIGHT - _BOTTOM, _TOP, is_log=is_log)
-    body = [*_grid(across, upward, x_label, y_label, format_y)]
+    body = [*_grid(across, upward, x_label, y_label, format_y, x_names)]
     # Grey lines first, so that coloured lines lie on top.
     body += [_line(line, across, upward, format_y) for line in sorted(drawn, key=lambda line: line.colour is not None)]
     name = html.escape(title)
@@ -139,15 +145,18 @@ def _scale(values: Sequence[float], start: float, end: float, *, is_log: bool, t
     return Scale(low=round_ticks[0], high=round_ticks[-1], start=start, end=end, ticks=round_ticks)
 
 
-def _grid(across: Scale, upward: Scale, x_label: str, y_label: str, format_y: Callable[[float], str]) -> list[str]:
+def _grid(
+    across: Scale, upward: Scale, x_label: str, y_label: str, format_y: Callable[[float], str], x_names: Sequence[str]
+) -> list[str]:  # fmt: skip
     parts = []
     for tick, label in zip(upward.ticks, _labels(upward.ticks, format_y), strict=True):
         y = f"{upward.place(tick):.1f}"
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}"/>')
         parts.append(f'<text class="tick end" x="{_LEFT - 8}" y="{y}" dy="0.35em">{html.escape(label)}</text>')
-    for tick, label in zip(across.ticks, _labels(across.ticks, number), strict=True):
+    for tick, label in zip(across.ticks, x_names or _labels(across.ticks, number), strict=True):
         x = f"{across.place(tick):.1f}"
-        parts.append(f'<text class="tick mid" x="{x}" y="{_HEIGHT - _BOTTOM + 18}">{label}</text>')
+        text = html.escape(label[:_LONGEST_NAME])
+        parts.append(f'<text class="tick mid" x="{x}" y="{_HEIGHT - _BOTTOM + 18}">{text}</text>')
     bottom = _HEIGHT - _BOTTOM
     parts.append(f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{bottom}" y2="{bottom}"/>')
     middle, height = (_LEFT + _WIDTH - _RIGHT) / 2, (_TOP + bottom) / 2
@@ -163,6 +172,13 @@ def _line(line: Line, across: Scale, upward: Scale, format_y: Callable[[float], 
     kind = _kind(line)
     name = html.escape(line.name)
     drawn = ""
+    if line.is_scattered:
+        names = [html.escape(each) for each in line.names] or [name] * len(places)
+        return "".join(
+            f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"><title>{each}: {html.escape(format_y(value))}'
+            "</title></circle>"
+            for (x, y), each, (_, value) in zip(places, names, line.points, strict=True)
+        )
     if len(places) > 1:
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
         drawn = f'<polyline class="{kind}" points="{path}"><title>{name}</title></polyline>'
@@ -175,6 +191,61 @@ def _line(line: Line, across: Scale, upward: Scale, format_y: Callable[[float], 
                 below = y + 20 if y + 24 < _HEIGHT - _BOTTOM else y - 10
                 drawn += f'<text class="value {side}" x="{x:.1f}" y="{below:.1f}">{html.escape(format_y(value))}</text>'
     return drawn
+
+
+def bar_chart(
+    title: str, names: Sequence[str], stacks: Sequence[tuple[str, str, Sequence[float]]], y_label: str
+) -> str:
+    """Return stacked bars as SVG text.
+
+    Args:
+        names: label of each bar, from left to right.
+        stacks: name, variable of the style sheet that is the colour, and height in each bar; the lowest part first.
+    """
+    heights = [math.fsum(values[at] for _, _, values in stacks) for at in range(len(names))]
+    places = list(range(len(names)))
+    across = Scale(low=-0.5, high=len(names) - 0.5, start=_LEFT, end=_WIDTH - _RIGHT, ticks=places)
+    upward = _scale([0, *map(int, heights)], _HEIGHT - _BOTTOM, _TOP, is_log=False)
+    body = _grid(across, upward, "", y_label, number, names)
+    width = 0.7 * (_WIDTH - _RIGHT - _LEFT) / max(1, len(names))
+    for at, x in enumerate(map(across.place, places)):
+        below = 0.0
+        for name, colour, values in stacks:
+            if values[at]:
+                top, foot = upward.place(below + values[at]), upward.place(below)
+                words = html.escape(f"{names[at]}: {number(values[at])} {name}")
+                body.append(
+                    f'<rect style="fill:var(--{colour})" x="{x - width / 2:.1f}" y="{top:.1f}" width="{width:.1f}" '
+                    f'height="{foot - top:.1f}"><title>{words}</title></rect>'
+                )
+                below += values[at]
+        above = upward.place(below) - 5
+        body.append(f'<text class="value mid" x="{x:.1f}" y="{above:.1f}">{number(below)}</text>')
+    label = html.escape(title)
+    head = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}"><title>{label}</title>'
+    return f"{head}{''.join(body)}</svg>"
+
+
+def parallel_chart(title: str, columns: Sequence[tuple[str, str, str]], lines: Sequence[Line]) -> str:
+    """Return parallel coordinates as SVG text.
+
+    Args:
+        columns: name of each upright, and the labels of its lower and its upper end.
+        lines: each with the number of the column, and the place from 0 to 1 on it.
+    """
+    bottom, top = _HEIGHT - _BOTTOM, _TOP + 16
+    across = Scale(low=0, high=max(1, len(columns) - 1), start=_LEFT, end=_WIDTH - _LEFT, ticks=())
+    upward = Scale(low=0, high=1, start=bottom, end=top, ticks=())
+    body = []
+    for at, (name, low, high) in enumerate(columns):
+        x = f"{across.place(at):.1f}"
+        body.append(f'<line class="axis" x1="{x}" x2="{x}" y1="{top}" y2="{bottom}"/>')
+        for words, y in ((low, bottom + 16), (high, top - 6), (name, bottom + 34 - 6 * (at % 2))):
+            body.append(f'<text class="tick mid" x="{x}" y="{y}">{html.escape(words[: 2 * _LONGEST_NAME])}</text>')
+    body += [_line(line, across, upward, number) for line in sorted(lines, key=lambda line: line.colour is not None)]
+    label = html.escape(title)
+    head = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}"><title>{label}</title>'
+    return f"{head}{''.join(body)}</svg>"
 
 
 def _kind(line: Line) -> str:

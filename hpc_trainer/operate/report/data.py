@@ -12,9 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hpc_trainer.config.schema.output import CheckpointConfig
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.report.charts import thinned
+from hpc_trainer.operate.results import kept_by
 from hpc_trainer.operate.why import advice_values, last_lines, meaning_of
 from hpc_trainer.record.ledger import RunLedger
 from hpc_trainer.record.metrics import SPEED, WORK, sampled_metrics
@@ -97,6 +99,45 @@ class Scaling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Dots:
+    """Points of a panel, each of a run."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    run_ids: Sequence[str]
+    """Run of each point."""
+    is_faint: bool = False
+    """True for values that are no final ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bars:
+    """Heights of one colour in a panel of stacked bars, one for each of its categories."""
+
+    name: str
+    heights: Sequence[int]
+    tone: str
+    """Variable of the style sheet that is the colour: c0, good, bad, wait or rest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """Chart of a whole sweep that a domain adds to both pages: a line and dots, or stacked bars."""
+
+    section: str
+    title: str
+    note: str
+    x_label: str
+    y_label: str
+    line: tuple[str, Sequence[tuple[float, float]]] | None = None
+    """Name and points of a line that belongs to no run."""
+    dots: Sequence[Dots] = ()
+    categories: Sequence[str] = ()
+    """Names of the bars, from left to right; () if there are none."""
+    bars: Sequence[Bars] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReportPart:
     """Addition of a domain to a report (hooks `report_parts`, `report_options`); its fields are those of `Report`."""
 
@@ -105,6 +146,9 @@ class ReportPart:
     next: str | None = None
     section: str = ""
     content: Mapping[str, Any] = field(default_factory=dict)
+    panels: Sequence[Panel] = ()
+    ranked_by: tuple[str, bool] | None = None
+    """Metric that ranks the runs, and whether smaller values are better; None leaves the choice to the page."""
     has_series: bool = False
     """True if the hook `report_series` has what `section` shows; the interactive page then leaves the section out."""
 
@@ -141,6 +185,12 @@ class Report:
     """Sections of domains, as HTML with all text escaped."""
     own_sections: Sequence[str] = ()
     """Sections of `sections` that the interactive page shows too; it draws the others itself."""
+    kept: CheckpointConfig = field(default_factory=CheckpointConfig)
+    """How the runs choose their best checkpoint, which tells the direction of that metric."""
+    panels: Sequence[Panel] = ()
+    """Charts of the whole sweep by domains."""
+    ranked_by: tuple[str, bool] | None = None
+    """Metric that ranks the runs, and whether smaller values are better; None if no domain knows."""
 
 
 def build_report(
@@ -188,8 +238,10 @@ def build_report(
         advice=[line for part in parts for line in part.advice],
         next=next((part.next for part in parts if part.next is not None), None),
         sections=[part.section for part in parts],
-        own_sections=[part.section for part in parts if not part.has_series],
+        kept=kept_by(status.specs.values()), own_sections=[part.section for part in parts if not part.has_series],
         studies=[part.section for part in studies],
+        panels=[panel for part in parts for panel in part.panels],
+        ranked_by=next((part.ranked_by for part in parts if part.ranked_by is not None), None),
         content={key: value for part in studies for key, value in part.content.items()},
     )  # fmt: skip
 
@@ -206,7 +258,7 @@ def _pool_notes(status: SweepStatus) -> Iterator[str]:
 
 
 def _studies(options: Mapping[str, Any]) -> list[ReportPart]:
-    """Return what domains add to a report for their options, also for those that are not given."""
+    """Return the sections that domains add to a report for their options, also for options that are not given."""
     readers = {name: read for group in contributions("report_options") for name, read in group.items()}
     unread = next((name for name, value in options.items() if value and name not in readers), None)
     if unread is not None:
@@ -215,7 +267,7 @@ def _studies(options: Mapping[str, Any]) -> list[ReportPart]:
 
 
 def most_records(num_runs: int) -> int:
-    """Return the number of lines of each kind that are parsed of a run's metrics, in a report of so many runs."""
+    """Return the number of metrics lines of each kind that are parsed for each run of a report of `num_runs` runs."""
     return min(_MOST_RECORDS, max(_LEAST_RECORDS, _ALL_RECORDS // max(1, num_runs)))
 
 

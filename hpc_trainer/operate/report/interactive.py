@@ -1,6 +1,6 @@
 """Report as one interactive HTML page: a table to sort and filter, and charts by plotly.js, which the page contains.
 
-The page asks nobody for anything. Texts of users are in it as compressed data only, and page.js puts them into elements
+The page makes no request. Texts of users are in it as compressed data only, and page.js puts them into elements
 as text. Its Content-Security-Policy allows two scripts by their digests, page.js and plotly.js, and no request.
 """
 
@@ -25,14 +25,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.config.schema.output import small_is_better
+from hpc_trainer.config.schema.output import CheckpointConfig, is_best_small
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import HpcTrainerError, visible
 from hpc_trainer.operate.report.charts import thinned
-from hpc_trainer.operate.report.data import Report, RunReport, Scaling, Series
+from hpc_trainer.operate.report.data import Panel, Report, RunReport, Scaling, Series
 from hpc_trainer.operate.report.page import BAD, BEST_BY, KIND_COLOURS, STYLE
-from hpc_trainer.operate.results import BEST, ResultTable, as_value
-from hpc_trainer.operate.torch_process import ask
+from hpc_trainer.operate.results import BEST, TOLD, ResultTable, as_value
 from hpc_trainer.operate.why import because_of, by_cause, explain
 from hpc_trainer.record.ledger import TRAINS, WORDS
 from hpc_trainer.record.metrics import SPEED
@@ -40,6 +39,7 @@ from hpc_trainer.record.reading import Faults, is_finite, read_json
 from hpc_trainer.record.spec import LateConfig, RunSpec, leaves
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import RunStatus, SweepStatus
+from hpc_trainer.runtime.torch_process import ask
 
 # Runs whose configuration and telemetry the page has, and of which failures are explained; all are in the table.
 _MOST_DETAILED, _MOST_EXPLAINED = 1_000, 300
@@ -175,12 +175,18 @@ def _page_data(sweeps: Sequence[ReportedSweep], numbers: _Numbers) -> dict[str, 
         for row, report in zip(table.rows, sweep.report.runs, strict=True):
             places[number, report.run_id] = len(runs)
             run = sweep.status.run(report.run_id)
-            runs.append(_run(number, run, report, row, axes, config_of.get(report.run_id)))
+            runs.append(_run(number, run, report, row, axes, config_of.get(report.run_id), table.kept))
             reports.append(report)
     _add_telemetry(sweeps, runs, places, numbers)
     metric = next((name for name in (*BEST_BY, *metrics) if name in metrics), None)
-    is_up = metric is not None and small_is_better(metric)
+    is_up = metric is not None and _is_best_small(metric, tables)
+    ranked_by = sweeps[0].report.ranked_by
+    if ranked_by is not None and ranked_by[0] in metrics:
+        metric, is_up = ranked_by
     known = [(run["cells"][metric], place) for place, run in enumerate(runs) if is_finite(run["cells"].get(metric))]
+    if ranked_by is not None:  # a paused trial has trained less, and `best` takes it only if none is complete
+        complete = RunState.COMPLETED.value
+        known = [pair for pair in known if runs[pair[1]]["cells"]["state"] == complete] or known
     best = None if not known else min(known, key=lambda pair: pair[0] if is_up else -pair[0])[1]
     explained = [_failures(number, sweep.status, places) for number, sweep in enumerate(sweeps)]
     return {
@@ -189,6 +195,8 @@ def _page_data(sweeps: Sequence[ReportedSweep], numbers: _Numbers) -> dict[str, 
         "sort": "run_id" if metric is None else metric, "is_up": metric is None or is_up, "bad": BAD,
         "kinds": [{"name": kind.value, "words": words, "light": KIND_COLOURS[kind][0], "dark": KIND_COLOURS[kind][1]}
                   for kind, words in WORDS.items()],
+        "panels": [_panel(number, sweep, panel, places) for number, sweep in enumerate(sweeps)
+                   for panel in sweep.report.panels],
         "failures": [group for groups in explained for group in groups], "nodes": _nodes(sweeps),
         "scaling": [_scaling(number, study, places) for number, sweep in enumerate(sweeps)
                     for study in sweep.report.scaling],
@@ -237,7 +245,7 @@ def _axis_value(value: Any) -> Any:
 
 def _run(
     number: int, run: RunStatus, report: RunReport, row: Mapping[str, Any], axes: Sequence[str],
-    config: tuple[dict[str, Any], list[str]] | None,
+    config: tuple[dict[str, Any], list[str]] | None, kept: CheckpointConfig,
 ) -> dict[str, Any]:  # fmt: skip
     cells = {key: value for key, value in row.items() if key not in axes}
     # Runs of another sweep of the page need not differ in its axes.
@@ -246,7 +254,7 @@ def _run(
     cells["hardware"] = report.hardware
     cells["node"] = run.node
     cells |= {key: value for key, value in report.speed.items() if key in ("tokens_per_s", "samples_per_s", "mfu")}
-    cells |= _best_values(report)
+    cells |= _best_values(report, kept)
     ledger = report.ledger
     if ledger is not None and ledger.goodput is not None:
         cells["goodput"] = round(ledger.goodput, 4)
@@ -265,20 +273,27 @@ def _run(
     }  # fmt: skip
 
 
-def _best_values(report: RunReport) -> dict[str, float]:
-    """Return the best value of each metric, unless only a part of the run's records was read."""
+def _best_values(report: RunReport, kept: CheckpointConfig) -> dict[str, float]:
+    """Return the best value of each metric by `ResultTable.kept`, unless only a part of the run's records was read."""
     if report.is_sampled:
         return {}
     return {
-        f"{name}{BEST}": (min if small_is_better(name) else max)(value for _, value in curve)
+        f"{name}{BEST}": (min if is_best_small(kept, name) else max)(value for _, value in curve)
         for name, curve in report.curves.items()
     }
+
+
+def _is_best_small(column: str, tables: Sequence[ResultTable]) -> bool:
+    """Return True if the smallest value of a metric's column is the best, by the first table that has the metric."""
+    metric = column.removesuffix(BEST)
+    kept = next((table.kept for table in tables if metric in table.metrics), tables[0].kept)
+    return is_best_small(kept, metric.removeprefix(TOLD))
 
 
 def _columns(
     runs: Sequence[Mapping[str, Any]], tables: Sequence[ResultTable], axes: Sequence[str], metrics: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Return the table's columns in order; those that most people read are shown at first."""
+    """Return the table's columns in order; the most-read columns are shown at first."""
     names = list(dict.fromkeys(name for run in runs for name in run["cells"]))
     differs = {name for name in names if len({str(run["cells"].get(name)) for run in runs}) > 1}
     first = [
@@ -296,7 +311,7 @@ def _columns(
             "name": name, "kind": "axis" if name in axes else "metric" if name in metrics else "other",
             "num": any(is_finite(run["cells"].get(name)) for run in runs), "shown": name in shown,
             "up": name in costs or name in axes or name in ("run_id", "state", "node", "hardware")
-            or ((name in metrics or name.endswith(BEST)) and small_is_better(name.removesuffix(BEST))),
+            or ((name in metrics or name.endswith(BEST)) and _is_best_small(name, tables)),
         }
         for name in ordered
     ]  # fmt: skip
@@ -342,6 +357,20 @@ def _series(chart: Series, most: int, numbers: _Numbers) -> dict[str, Any]:
     more = len(chart.lines) - len(lines)
     title = f"{chart.title} ({len(lines)} of {len(chart.lines)} lines)" if more else chart.title
     return {"title": title, "unit": chart.unit, "is_share": chart.is_share, "lines": lines}
+
+
+def _panel(number: int, sweep: ReportedSweep, panel: Panel, places: Mapping[tuple[int, str], int]) -> dict[str, Any]:
+    """Return a chart of a whole sweep by a domain; each dot names the place of its run."""
+    return {
+        "section": panel.section, "title": panel.title, "note": panel.note, "sweep": sweep.report.sweep,
+        "x": panel.x_label, "y": panel.y_label, "line": panel.line, "categories": panel.categories,
+        "dots": [
+            {"name": dots.name, "faint": dots.is_faint, "points": dots.points,
+             "runs": [places.get((number, run_id)) for run_id in dots.run_ids]}
+            for dots in panel.dots
+        ],
+        "bars": [{"name": bars.name, "tone": bars.tone, "heights": bars.heights} for bars in panel.bars],
+    }  # fmt: skip
 
 
 def _scaling(number: int, study: Scaling, places: Mapping[tuple[int, str], int]) -> dict[str, Any]:
@@ -398,12 +427,12 @@ def _nodes(sweeps: Sequence[ReportedSweep]) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def asked_importance(tables: Sequence[ResultTable]) -> Iterator[Future[Mapping[str, Any]]]:
-    """Yield what will be the importance of each axis for each metric; a thread waits for the process that finds it."""
+    """Yield a future of each axis's importance for each metric; a separate process computes the importance."""
     with ThreadPoolExecutor(1) as pool:
-        yield pool.submit(_importance, tables)
+        yield pool.submit(find_importance, tables)
 
 
-def _importance(tables: Sequence[ResultTable]) -> Mapping[str, Any]:
+def find_importance(tables: Sequence[ResultTable]) -> Mapping[str, Any]:
     """Return the importance of each axis for each metric, and what to know about it; {} with too few runs."""
     rows = [row for table in tables for row in table.rows]
     axes = dict.fromkeys(axis for table in tables for axis in table.axes)
@@ -421,7 +450,7 @@ def _importance(tables: Sequence[ResultTable]) -> Mapping[str, Any]:
         answered = ask("hpc_trainer.worker.importance", "importance", {"metrics": asked})
     except (HpcTrainerError, OSError) as error:
         return {"importance": {}, "importance_note": f"not known: {error}"}
-    found = {
+    importance = {
         metric: sorted(
             ({"axis": axis, "share": share, "std": std} for axis, (share, std) in zip(varied, pairs, strict=True)),
             key=lambda one: -float(one["share"]),
@@ -429,4 +458,4 @@ def _importance(tables: Sequence[ResultTable]) -> Mapping[str, Any]:
         for metric, pairs in answered.items()
     }
     note = "A random forest's decisions by axis, over complete runs; bars show how far its trees differ."
-    return {"importance": found, "importance_note": note}
+    return {"importance": importance, "importance_note": note}

@@ -426,6 +426,12 @@
     const names = [...new Set(known.map(shown))].sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
     return { at: cells.map((cell) => (cell === null || cell === undefined ? null : names.indexOf(shown(cell)))), isLog: false, low: 0, high: Math.max(1, names.length - 1), ticks: names };
   };
+  /** Return the place of a value between the smallest (0) and the largest one (1) of its axis. */
+  const shareOf = (scale, value) => {
+    if (!isNumber(value)) return null;
+    if (scale.high === scale.low) return 0.5;
+    return scale.isLog ? Math.log(value / scale.low) / Math.log(scale.high / scale.low) : (value - scale.low) / (scale.high - scale.low);
+  };
   const withMetric = () => visible.filter((index) => !state.off.has(index) && isNumber(runs[index].cells[state.metric]));
   const slice = (axis) => () => {
     const indices = withMetric(), scale = scaleOf(axis, indices);
@@ -439,18 +445,13 @@
     const indices = withMetric().slice(0, 500);
     const names = [...data.axes, state.metric];
     const scales = names.map((name) => scaleOf(name, indices));
-    const place = (scale, value) => {
-      if (!isNumber(value)) return null;
-      if (scale.high === scale.low) return 0.5;
-      return scale.isLog ? Math.log(value / scale.low) / Math.log(scale.high / scale.low) : (value - scale.low) / (scale.high - scale.low);
-    };
     const traces = indices.map((index, i) => ({
-      type: "scatter", mode: "lines", x: names.map((_, at) => at), y: scales.map((scale) => place(scale, scale.at[i])), meta: { run: index },
+      type: "scatter", mode: "lines", x: names.map((_, at) => at), y: scales.map((scale) => shareOf(scale, scale.at[i])), meta: { run: index },
       line: { color: colour(index), width: 1.4 }, opacity: indices.length > 60 ? 0.55 : 0.9, text: esc(`${labels[index]}: ${shown(runs[index].cells[state.metric])}`),
       hovertemplate: "%{text}<extra></extra>",
     }));
     const annotations = scales.flatMap((scale, at) => {
-      const ticks = scale.ticks ? scale.ticks.slice(0, 12).map((text, i) => [place(scale, i), text]) : scale.low === scale.high ? [[0.5, shown(scale.low)]] : [[0, shown(scale.low)], [1, shown(scale.high)]];
+      const ticks = scale.ticks ? scale.ticks.slice(0, 12).map((text, i) => [shareOf(scale, i), text]) : scale.low === scale.high ? [[0.5, shown(scale.low)]] : [[0, shown(scale.low)], [1, shown(scale.high)]];
       return ticks.map(([y, text]) => ({ x: at, y, text: esc(text), showarrow: false, xanchor: "left", xshift: 4, font: { size: 11, color: css("--ink") }, bgcolor: css("--card"), opacity: 0.85 }));
     });
     const lines = names.map((_, at) => ({ type: "line", x0: at, x1: at, y0: 0, y1: 1, line: { color: css("--soft"), width: 1 } }));
@@ -466,12 +467,82 @@
       error_x: { type: "data", array: order.map((one) => one.std), color: css("--soft"), thickness: 1 }, marker: { color: css("--c0") },
       hovertemplate: "%{y}: %{x:.2f}<extra></extra>" }], layout: { xaxis: { title: { text: "share of the forest's decisions" }, rangemode: "tozero" } } };
   };
+  // Two axes: each run where its values are, over a mean of the runs that is weighted by their distance.
+  const CELLS_A_SIDE = 40;
+  const varied = data.axes.filter((axis) => new Set(runs.map((run) => shown(run.cells[axis]))).size > 1);
+  const ranked = ((data.importance || {})[state.metric] || []).map((one) => one.axis).filter((axis) => varied.includes(axis));
+  state.pair = [...new Set([...ranked, ...varied])].slice(0, 2);
+  const twoAxes = () => {
+    const indices = withMetric().slice(0, 500);
+    const scales = state.pair.map((axis) => scaleOf(axis, indices));
+    const known = indices.map((index, i) => ({ index, at: scales.map((scale) => scale.at[i]), share: scales.map((scale) => shareOf(scale, scale.at[i])), value: runs[index].cells[state.metric] }))
+      .filter((one) => one.share.every(isNumber));
+    if (!known.length) return null;
+    const side = scales.map((scale) => Array.from({ length: CELLS_A_SIDE }, (_, i) => {
+      const share = i / (CELLS_A_SIDE - 1);
+      return scale.isLog ? scale.low * (scale.high / scale.low) ** share : scale.low + share * (scale.high - scale.low);
+    }));
+    const mean = (x, y) => {
+      let sum = 0, total = 0;
+      for (const one of known) {
+        const weight = 1 / (((one.share[0] - x) ** 2 + (one.share[1] - y) ** 2) ** 2 + 1e-6);
+        sum += weight * one.value;
+        total += weight;
+      }
+      return sum / total;
+    };
+    const z = side[1].map((_, j) => side[0].map((__, i) => mean(i / (CELLS_A_SIDE - 1), j / (CELLS_A_SIDE - 1))));
+    const axis = (scale, name) => ({ title: { text: esc(name) }, ...(scale.ticks ? { tickvals: scale.ticks.map((_, i) => i), ticktext: scale.ticks.map(esc) } : { type: scale.isLog ? "log" : "linear" }) });
+    const values = known.map((one) => one.value);
+    return { traces: [
+      ...(known.length > 3 && scales.every((scale) => scale.high > scale.low) ? [{ type: "contour", x: side[0], y: side[1], z, colorscale: "Greys", reversescale: theme === "dark", opacity: 0.55, hoverinfo: "skip",
+        zmin: Math.min(...values), zmax: Math.max(...values), ncontours: 12, line: { width: 0.5 }, colorbar: { thickness: 10, title: { text: esc(state.metric), side: "right" } } }] : []),
+      { type: "scatter", mode: "markers", x: known.map((one) => one.at[0]), y: known.map((one) => one.at[1]), customdata: known.map((one) => one.index),
+        text: known.map((one) => `${esc(labels[one.index])}<br>${esc(state.metric)} ${shown(one.value)}`), hovertemplate: "%{text}<extra></extra>",
+        marker: { color: known.map((one) => colour(one.index)), size: 9, line: { width: 1, color: css("--card") } } },
+    ], layout: { xaxis: axis(scales[0], state.pair[0]), yaxis: axis(scales[1], state.pair[1]) } };
+  };
+  const twoAxesFigure = () => {
+    if (varied.length < 2) return null;
+    const choice = (at, title) => select(title, varied.map((name) => [name, name]), state.pair[at], (value) => { state.pair[at] = value; redraw(); });
+    const made = figure("Two axes", twoAxes, { note: "Between the runs: a mean of their values weighted by distance, no measurement." });
+    made.querySelector("h3").after(el("div", { className: "bar", id: "pair" }, choice(0, "Across"), choice(1, "Upward")));
+    return made;
+  };
   const parametersSection = () => (data.axes.length && metricNames.length ? section("parameters", "Parameters",
     el("div", { className: "bar" }, select("Metric", metricNames.map((name) => [name, name]), state.metric, (value) => { state.metric = value; redraw(); })),
     el("div", { className: "plots one" }, figure("Parallel coordinates", parallel, { high: true })), el("p", {}),
     el("div", { className: "plots" },
       Object.keys(data.importance || {}).length ? figure("Importance", importance, { note: data.importance_note }) : null,
+      twoAxesFigure(),
       ...data.axes.map((axis) => figure(`Slice: ${axis}`, slice(axis))))) : null);
+
+  // --- charts of the whole sweep by domains ---
+
+  const panelChart = (panel) => () => {
+    if (panel.bars.length) {
+      return { traces: panel.bars.map((bars) => ({ type: "bar", name: esc(bars.name), x: panel.categories.map(esc), y: bars.heights,
+        marker: { color: css(`--${bars.tone}`) }, hovertemplate: "%{x}: %{y} %{fullData.name}<extra></extra>" })),
+      layout: { barmode: "stack", showlegend: true, legend: { orientation: "h", y: 1.02, yanchor: "bottom" }, margin: { l: 50, r: 14, t: 56, b: 40 },
+        xaxis: { type: "category" }, yaxis: { title: { text: esc(panel.y) }, rangemode: "tozero" } } };
+    }
+    const isOn = new Set(visible.filter((index) => !state.off.has(index)));
+    const traces = panel.dots.flatMap((dots) => {
+      const kept = dots.points.map((point, i) => [point, dots.runs[i]]).filter(([, run]) => isOn.has(run));
+      return kept.length ? [{ type: "scatter", mode: "markers", name: esc(dots.name), x: kept.map(([point]) => point[0]), y: kept.map(([point]) => point[1]), customdata: kept.map(([, run]) => run),
+        text: kept.map(([, run]) => `${esc(labels[run])} (${esc(dots.name)})`), hovertemplate: "%{text}<br>%{x}: %{y:.5g}<extra></extra>",
+        marker: { color: kept.map(([, run]) => colour(run)), size: 8, opacity: dots.faint ? 0.6 : 0.95, symbol: dots.faint ? "circle-open" : "circle" } }] : [];
+    });
+    if (panel.line) {
+      traces.push({ type: "scatter", mode: "lines", name: esc(panel.line[0]), x: panel.line[1].map(([x]) => x), y: panel.line[1].map(([, y]) => y),
+        line: { color: css("--ink"), width: 1.6 }, hovertemplate: `${esc(panel.line[0])}: %{y:.5g}<extra></extra>` });
+    }
+    return { traces, layout: { showlegend: true, legend: { orientation: "h", y: 1.02, yanchor: "bottom" }, margin: { l: 50, r: 14, t: 56, b: 40 },
+      xaxis: { title: { text: esc(panel.x) } }, yaxis: { title: { text: esc(panel.y) } } } };
+  };
+  const panelSections = () => [...new Set(data.panels.map((panel) => panel.section))].map((name) => section(`of-${name.toLowerCase()}`, name,
+    el("div", { className: "plots" }, ...data.panels.filter((panel) => panel.section === name)
+      .map((panel) => figure(data.sweeps.length > 1 ? `${panel.title}: ${panel.sweep}` : panel.title, panelChart(panel), { note: panel.note })))));
 
   // --- failures ---
 
@@ -589,7 +660,7 @@
       el("button", { type: "button", onclick: () => window.print() }, "Print")));
   useTheme(prefersDark.matches ? "dark" : "light");
   prefersDark.addEventListener("change", (event) => { if (!isChosen) { useTheme(event.matches ? "dark" : "light"); recolour(); } });
-  const sections = [runsSection(), curveNames.length ? curvesSection() : null, parametersSection(), failuresSection(), costsSection(), scalingSection(), runs.length ? runSection() : null].filter(Boolean);
+  const sections = [runsSection(), ...panelSections(), curveNames.length ? curvesSection() : null, parametersSection(), failuresSection(), costsSection(), scalingSection(), runs.length ? runSection() : null].filter(Boolean);
   const nav = el("nav", { "aria-label": "sections" }, ...sections.map((one) => el("a", { href: `#${one.id}` }, one.querySelector("h2").textContent)));
   app.append(nav, summary(), ...sections);
   update();

@@ -7,25 +7,31 @@ page's Content-Security-Policy forbids scripts and every request.
 from __future__ import annotations
 
 import html
+import math
 import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hpc_trainer.config.schema.output import is_best_small
 from hpc_trainer.errors import visible
 from hpc_trainer.operate.report.charts import (
     INK,
     NUM_COLOURS,
     Line,
+    bar_chart,
     colours_of,
     figure,
     legend,
     line_chart,
     number,
+    parallel_chart,
     percent,
 )
-from hpc_trainer.operate.report.data import Report, RunReport, Scaling
+from hpc_trainer.operate.report.data import Panel, Report, RunReport, Scaling
+from hpc_trainer.operate.results import as_value
 from hpc_trainer.record.ledger import WORDS, Kind, RunLedger, duration, ledger_line
+from hpc_trainer.record.reading import is_finite
 
 _MOST_RUNS = 40
 _WIDTH, _HEIGHT = 600, 18
@@ -169,8 +175,14 @@ svg.key{flex:none;width:22px;height:10px}
 )
 
 
-def render_page(report: Report, now: float | None = None) -> str:
-    """Return the whole page. `now` is the time that the page states, in seconds since the epoch; None: the present."""
+def render_page(report: Report, now: float | None = None, importance: Mapping[str, Any] | None = None) -> str:
+    """Return the whole page.
+
+    Args:
+        report: the sweep.
+        now: the time that the page states, in seconds since the epoch; None: the present.
+        importance: what `find_importance` returned; None if it was not asked.
+    """
     made = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time.time() if now is None else now))
     counts = ", ".join(f"{count} {state}" for state, count in sorted(report.counts.items())) or "no runs"
     notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in report.notes)
@@ -179,7 +191,8 @@ def render_page(report: Report, now: float | None = None) -> str:
     return whole_page(
         report.sweep,
         f'<h1>{name}</h1><p class="soft">{html.escape(counts)} · made {made} by hpc-trainer report</p>{notes}\n'
-        f"{_advice(report.advice, report.next)}{scaling}{''.join(report.studies)}{_charts(report.runs)}"
+        f"{_advice(report.advice, report.next)}{scaling}{''.join(report.studies)}{_panels(report)}"
+        f"{_parameters(report, importance or {})}{_charts(report)}"
         f"{ledger_section(report.runs)}{''.join(report.sections)}<h2>Runs</h2>{_runs_table(report.runs)}\n",
     )
 
@@ -205,7 +218,7 @@ def _scaling(scaling: Scaling) -> str:
     batch = {
         "strong": f"one global batch of {scaling.points[0].global_batch_size} samples, shared by all ranks",
         "weak": f"{scaling.points[0].global_batch_size // scaling.points[0].ranks} samples a rank and step",
-        "mixed": "the batch changes otherwise than the number of ranks",
+        "mixed": "the batch is neither constant nor in proportion to the ranks",
     }[scaling.kind]
     base = scaling.points[0].ranks
     ranks = sorted({float(point.ranks) for point in scaling.points})
@@ -281,40 +294,171 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, first_num: i
 # --- curves ---
 
 
-def _charts(runs: Sequence[RunReport]) -> str:
+def _charts(report: Report) -> str:
+    runs = report.runs
     names = list(dict.fromkeys(name for run in runs for name in run.curves))
     ordered = [name for name in _FIRST_CHARTS if name in names]
     ordered += [name for name in names if name not in ordered]
-    colours = colours_of([run.run_id for run in _best_first(runs)])
-    charts = [_curves(name, [run for run in runs if run.curves.get(name)], colours) for name in ordered[:_MAX_CHARTS]]
+    colours = _colours(report)
+    charts = [_curves(name, report, colours) for name in ordered[:_MAX_CHARTS]]
     left = ordered[_MAX_CHARTS:]
     more = f'<p class="soft">Not drawn: {html.escape(", ".join(left))}.</p>' if left else ""
     return f'<h2>Curves</h2><div class="charts">{"".join(charts)}</div>{more}\n' if charts else ""
 
 
-def _best_first(runs: Sequence[RunReport]) -> list[RunReport]:
+def _best_first(report: Report) -> list[RunReport]:
     """Sort by the last value of the most telling metric, so that a run has the same colour in all charts."""
-    name = next((metric for metric in BEST_BY if any(run.curves.get(metric) for run in runs)), None)
+    name = next((metric for metric in BEST_BY if any(run.curves.get(metric) for run in report.runs)), None)
     if name is None:
-        return list(runs)
-    return [*_by_last_value(name, runs), *(run for run in runs if not run.curves.get(name))]
+        return list(report.runs)
+    return [*_by_last_value(name, report), *(run for run in report.runs if not run.curves.get(name))]
 
 
-def _by_last_value(name: str, runs: Sequence[RunReport]) -> list[RunReport]:
+def _by_last_value(name: str, report: Report) -> list[RunReport]:
     """Sort runs by the last value of a metric, the best first; runs without a value are left out."""
-    sign = 1 if name.endswith("loss") else -1
-    return sorted((run for run in runs if run.curves.get(name)), key=lambda run: sign * run.curves[name][-1][1])
+    sign = 1 if is_best_small(report.kept, name) else -1
+    runs = (run for run in report.runs if run.curves.get(name))
+    return sorted(runs, key=lambda run: sign * run.curves[name][-1][1])
 
 
-def _curves(name: str, runs: Sequence[RunReport], colours: Mapping[str, int]) -> str:
+def _curves(name: str, report: Report, colours: Mapping[str, int]) -> str:
     """Draw one metric of all runs: coloured runs, the best first in the legend; the others grey."""
-    best = _by_last_value(name, runs)
+    best = _by_last_value(name, report)
     # A coloured run is always drawn, whatever its place in this chart.
     drawn = sorted(best, key=lambda run: run.run_id not in colours)[:_MAX_LINES]
     lines = [Line(name=_label(run), points=run.curves[name], colour=colours.get(run.run_id)) for run in drawn]
-    title = name if len(runs) <= _MAX_LINES else f"{name}: {_MAX_LINES} of {len(runs)} runs"
+    title = name if len(best) <= _MAX_LINES else f"{name}: {_MAX_LINES} of {len(best)} runs"
     more = sum(line.colour is None for line in lines)
     return figure(title, line_chart(name, lines, x_label="step", y_label=""), legend(lines, more))
+
+
+def _colours(report: Report) -> Mapping[str, int]:
+    """Return the colour of each run that has one: the same in all charts."""
+    runs = _best_first(report)
+    if report.ranked_by is not None:
+        name, is_small = report.ranked_by
+        known = [run for run in report.runs if is_finite(run.metrics.get(name))]
+        runs = sorted(known, key=lambda run: run.metrics[name] if is_small else -run.metrics[name])
+    return colours_of([run.run_id for run in runs])
+
+
+# --- charts of the whole sweep by domains, and the parameters of its runs ---
+
+
+def _panels(report: Report) -> str:
+    sections = dict.fromkeys(panel.section for panel in report.panels)
+    colours, labels = _colours(report), {run.run_id: _label(run) for run in report.runs}
+    return "".join(
+        f'<h2>{html.escape(section)}</h2><div class="charts">'
+        f"{''.join(_panel(panel, colours, labels) for panel in report.panels if panel.section == section)}</div>\n"
+        for section in sections
+    )
+
+
+def _panel(panel: Panel, colours: Mapping[str, int], labels: Mapping[str, str]) -> str:
+    note = f'<p class="soft">{html.escape(panel.note)}</p>'
+    if panel.bars:
+        stacks = [(bars.name, bars.tone, bars.heights) for bars in panel.bars]
+        key = "".join(
+            f'<li><svg class="box" viewBox="0 0 12 12"><rect style="fill:var(--{bars.tone})" width="12" height="12"/>'
+            f"</svg>{html.escape(bars.name)}</li>"
+            for bars in panel.bars
+        )
+        svg = bar_chart(panel.title, panel.categories, stacks, panel.y_label)
+        return figure(panel.title, svg, f'<ul class="legend">{key}</ul>{note}')
+    lines = [] if panel.line is None else [Line(name=panel.line[0], points=panel.line[1], colour=INK)]
+    # A dot of its own for each run: it has the run's colour, as in all charts, but grey where the value is not final.
+    dots = [
+        Line(
+            name=f"{labels.get(run_id, run_id)} ({group.name})", points=[point], is_scattered=True,
+            colour=None if group.is_faint else colours.get(run_id),
+        )
+        for group in panel.dots
+        for point, run_id in zip(group.points, group.run_ids, strict=True)
+    ]  # fmt: skip
+    svg = line_chart(panel.title, [*lines, *dots], x_label=panel.x_label, y_label=panel.y_label)
+    return figure(panel.title, svg, f"{legend(lines)}{note}")
+
+
+def _parameters(report: Report, importance: Mapping[str, Any]) -> str:
+    """Return importance, parallel coordinates and a slice for each axis, of a sweep whose metric a domain knows."""
+    if report.ranked_by is None:
+        return ""
+    name = report.ranked_by[0]
+    runs = [run for run in report.runs if is_finite(run.metrics.get(name))]
+    axes = list(dict.fromkeys(axis for run in runs for axis in run.axes))
+    if not axes:
+        return ""
+    colours = _colours(report)
+    scales = {
+        axis: _AxisScale([as_value(run.axes[axis]) if axis in run.axes else None for run in runs]) for axis in axes
+    }
+    charts = [_importance(importance, name)] if name in importance.get("importance", {}) else []
+    uprights = {**scales, name: _AxisScale([run.metrics[name] for run in runs])}
+    lines = []
+    for row, run in enumerate(runs):
+        places = [(at, scale.place(row)) for at, scale in enumerate(uprights.values())]
+        points = [(at, place) for at, place in places if place is not None]
+        title = f"{_label(run)}: {number(run.metrics[name])}"
+        lines.append(Line(name=title, points=points, colour=colours.get(run.run_id)))
+    columns = [(axis, *scale.ends()) for axis, scale in uprights.items()]
+    charts.append(figure("Parallel coordinates", parallel_chart("Parallel coordinates", columns, lines), ""))
+    for axis, scale in scales.items():
+        dots = [
+            Line(name=_label(run), points=[(at, run.metrics[name])], colour=colours.get(run.run_id), is_scattered=True)
+            for run, at in zip(runs, scale.values, strict=True)
+            if at is not None
+        ]
+        svg = line_chart(
+            f"Slice: {axis}", dots, x_label=axis, y_label=name, is_log_x=scale.is_log, x_ticks=scale.ticks,
+            x_names=scale.names,
+        )  # fmt: skip
+        charts.append(figure(f"Slice: {axis}", svg, ""))
+    return f'<h2>Parameters</h2><div class="charts">{"".join(charts)}</div>\n'
+
+
+class _AxisScale:
+    """Numbers of an axis' values: as they are, or places of values that are no numbers among their sorted names."""
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        known = [value for value in values if value is not None]
+        self.names: Sequence[str] = ()
+        self.ticks: Sequence[float] = ()
+        self.is_log = False
+        if not all(is_finite(value) for value in known):
+            self.names = sorted({str(value) for value in known})
+            self.ticks = list(range(len(self.names)))
+            self.values = [None if value is None else float(self.names.index(str(value))) for value in values]
+        else:
+            self.values = [None if value is None else float(value) for value in values]
+        self._known = [value for value in self.values if value is not None] or [0.0]
+        if not self.names and min(self._known) > 0 and max(self._known) >= 10 * min(self._known):
+            self.is_log = True
+            low, high = (math.log10(bound) for bound in (min(self._known), max(self._known)))
+            self.ticks = [10.0**power for power in range(math.ceil(low), math.floor(high) + 1)] or [min(self._known)]
+
+    def place(self, row: int) -> float | None:
+        """Return the place of a run's value between the smallest (0) and the largest one (1); None without a value."""
+        value, low, high = self.values[row], min(self._known), max(self._known)
+        if value is None or low == high:
+            return None if value is None else 0.5
+        if self.is_log:
+            return math.log(value / low) / math.log(high / low)
+        return (value - low) / (high - low)
+
+    def ends(self) -> tuple[str, str]:
+        """Return the labels of the smallest and of the largest value."""
+        if self.names:
+            return self.names[0], self.names[-1] if len(self.names) > 1 else ""
+        low, high = min(self._known), max(self._known)
+        return number(low), "" if low == high else number(high)
+
+
+def _importance(importance: Mapping[str, Any], name: str) -> str:
+    shares = importance["importance"][name]
+    rows = [[str(one["axis"]), f"{one['share']:.2f}", f"{one['std']:.2f}"] for one in shares]
+    note = '<p class="soft">Share of each axis in a random forest\'s decisions, over complete runs.</p>'
+    return figure(f"Importance for {name}", table(["Axis", "Share", "± of trees"], rows, first_num=1), note)
 
 
 def _label(run: RunReport) -> str:
@@ -361,7 +505,7 @@ def _row(run: RunReport, axes: Sequence[str], metrics: Sequence[str], speeds: Se
 
 
 def _cause(run: RunReport, num_columns: int) -> str:
-    """Return a table row below the run for its cause: a sentence in a column would displace other columns."""
+    """Return an extra table row with the run's cause: a sentence in a column would displace other columns."""
     remarks = [] if run.cause is None or run.cause in ("done", "early_stop") else [run.cause[:_MOST_OF_CAUSE]]
     remarks += [] if run.hint is None else [run.hint]
     if run.metrics and run.metrics_step not in (None, run.step):

@@ -604,7 +604,7 @@ def _has_buffers(value: Any) -> bool:
 
 
 def _load_stateful(name: str, value: Any, saved: Any) -> None:
-    """Load strictly, whatever the class does: its state afterwards must have the keys and forms of the saved state."""
+    """Load the state, and check that the object's state afterwards has the keys and forms of the saved state."""
     wanted, here = outline(saved), value.state_dict()
     if wanted == outline(here) == {}:  # a disabled GradScaler: nothing to load
         return

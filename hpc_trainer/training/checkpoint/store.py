@@ -1,4 +1,4 @@
-"""Store of one run's checkpoints: saved whole or not at all, read back only if every byte is as it was written.
+"""Store of one run's checkpoints: saved whole or not at all, read back only if every byte is unchanged.
 
 `save` uses CheckpointWriter. Ranks learn of each other's errors in the collective that they all call (`rank_errors`).
 """

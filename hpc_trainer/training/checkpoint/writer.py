@@ -1,6 +1,6 @@
 """Writing of a state into the checkpoints folder: all ranks begin together, and a thread writes.
 
-While training goes on, the thread writes a copy of the state in host memory.
+While training continues, the thread writes a copy of the state in host memory.
 """
 
 from __future__ import annotations
@@ -323,7 +323,7 @@ class CheckpointWriter:
         return RankParts(files, parts.structure, {}), {**parts.description, "bytes": num_bytes}
 
     def _check_room(self, step: int, num_bytes: int) -> None:
-        """Warn if disk or quota lack room. The save is tried all the same: what they report is often wrong."""
+        """Warn if disk or quota lack room. The save is tried all the same, because their figures are often wrong."""
         self._quota = self._quota or QuotaWatch(self._folder)
         num_files = self._group.world_size + _FILES_BESIDE_SHARDS
         for whose, room in (("the file system", free_room(self._folder)), ("your quota", self._quota.room())):

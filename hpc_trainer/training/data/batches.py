@@ -95,7 +95,7 @@ class StandIn:
         return self.length
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
-        """Return the batch with this number of samples, whatever the indices are.
+        """Return the batch with as many samples as there are indices; the indices themselves do not count.
 
         Raises:
             ValueError: there is no batch of this size.

@@ -121,7 +121,7 @@ def build(config: DigitsConfig, split: Split, fed: Mapping[str, Any] | None = No
 
 
 def _statistics(pixels: NDArray[np.int64]) -> tuple[float, float]:
-    """Return mean and standard deviation from sums of integers, which are exact in whatever order numpy adds."""
+    """Return mean and standard deviation from sums of integers, which are exact in any order of summation."""
     mean = int(pixels.sum()) / pixels.size
     return mean, math.sqrt(int((pixels * pixels).sum()) / pixels.size - mean * mean)
 

@@ -8,8 +8,8 @@
 A sample or a batch is a pair (input, target), or a mapping with these names. For a task that takes batches of any form
 (`task=custom`) it may have any form that the task takes.
 
-A stream of samples (IterableDataset) that reports its position is taken too, so that a resumed run goes on there. Each
-rank reads all samples and keeps its own. A global batch is the next `global_batch_size` samples for any number of
+A stream of samples (IterableDataset) that reports its position is taken too, so that a resumed run continues there.
+Each rank reads all samples and keeps its own. A global batch is the next `global_batch_size` samples for any number of
 ranks, and the position is the same on all ranks.
 """
 
@@ -47,8 +47,8 @@ def as_map_dataset(source: Any, target: str, split: Split, task: Task) -> MapDat
             raise ConfigError(
                 f"{what}, which has no length or no sample by its number (an IterableDataset has neither). Samples are "
                 "drawn by number, so that each rank knows its own samples and a resumed run knows the next ones. Give "
-                "it __len__() and __getitem__(index) (or __getitems__(indices)), for training state_dict() and "
-                f"load_state_dict(state) do too (docs/own_model_and_data.md), {_OWN_LOOP}"
+                "it __len__() and __getitem__(index) (or __getitems__(indices)); for training, state_dict() and "
+                f"load_state_dict(state) are enough (docs/own_model_and_data.md), {_OWN_LOOP}"
             )
         source = SampleStream(source, what)
     elif not len(source):
@@ -187,8 +187,8 @@ class SampleStream:
     """Training samples of a user's stream. Its `state_dict` goes into checkpoints.
 
     Args:
-        source: the stream; `iter(source)` goes on at the position of `state_dict()`. At its end the next `iter(source)`
-            begins the next epoch.
+        source: the stream; `iter(source)` continues at the position of `state_dict()`. At its end the next
+            `iter(source)` begins the next epoch.
         what: name of the stream, for messages.
     """
 
@@ -232,7 +232,7 @@ class SampleStream:
         return {"source": self.source.state_dict(), "num_left_out": self._num_left_out}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on at the position in `state`."""
+        """Continue at the position in `state`."""
         self.source.load_state_dict(state["source"])
         self._num_left_out, self._samples = state["num_left_out"], None
 

@@ -77,7 +77,7 @@ def test_a_run_that_hardly_trains_is_stopped_for_good(tmp_path: Path, words: tup
     assert message == (
         "the time limit of 1 min ended its last 3 attempts, and 1.5 % of their 1 min 0 s was training: less than "
         "cluster.min_goodput=0.05, so it is stopped for good. An attempt spends 20 s on other things than training. To "
-        f"go on: hpc-trainer retry {sweep.specs[0].run_id} hardware.time_limit_min=6"
+        f"continue: hpc-trainer retry {sweep.specs[0].run_id} hardware.time_limit_min=6"
     )
 
 

@@ -52,7 +52,7 @@ def test_memory_that_ends_on_one_rank_is_told_as_what_it_is(local: LocalDriver) 
     assert (run["state"], run["cause"]) == ("OUT_OF_MEMORY", "out_of_memory")
     assert "CUDA out of memory. Tried to allocate" in local.run("status", "hungry").stdout
     why = local.json("why", "hungry")
-    assert why["verdict"] == "The memory of a rank was not enough for a step."
+    assert why["verdict"] == "A rank ran out of memory in a step."
     assert why["evidence"][0].startswith("rank 1 on ")
     assert any(line.startswith("GB on the rank after step 2: weights") for line in why["evidence"]), why["evidence"]
     assert why["advice"][0].startswith("a smaller train.micro_batch_size, as =16 or =auto")

@@ -68,7 +68,7 @@ def test_submit_is_detached_and_ctrl_c_stops_with_a_checkpoint(local: LocalDrive
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "goes on from here" in errors, output + errors
+    assert "continues from here" in errors, output + errors
     states = sorted(run["state"] for run in local.json("status", "long")["runs"])
     assert states == ["NEW", "PREEMPTED"]
 

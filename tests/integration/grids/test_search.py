@@ -134,3 +134,85 @@ def test_a_search_whose_slots_are_stopped_continues_with_the_same_trials(local: 
     runs = local.json("status", "stopped")["runs"]
     assert [run["state"] for run in runs] == ["COMPLETED"] * 3
     assert [run["run_id"] for run in runs[: len(first)]] == first
+
+
+APP = """
+import json, os, signal, sys, time
+from pathlib import Path
+
+import hydra
+from omegaconf import DictConfig
+
+from hpc_trainer import log_metrics
+
+stops = []
+signal.signal(signal.SIGTERM, lambda *_: stops.append(1))
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="config")
+def main(config: DictConfig) -> float:
+    folder = Path(os.environ["HPC_TRAINER_CHECKPOINTS"])
+    saved = folder / "step.json"
+    start = json.loads(saved.read_text()) if saved.exists() else 0
+    for step in range(start + 1, config.steps + 1):
+        time.sleep(config.pause_s)
+        loss = abs(config.optim.lr - 0.01) + config.model.bias + 1 / step
+        with (folder / "computed.txt").open("a") as file:
+            print(step, config.optim.lr, file=file)
+        log_metrics(step, loss=loss)
+        if stops:
+            saved.write_text(json.dumps(step))
+            sys.exit(75)
+    return loss
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.long
+def test_a_hydra_app_pauses_at_rungs_and_continues_from_its_own_checkpoint(local: LocalDriver) -> None:
+    (local.folder / "conf" / "model").mkdir(parents=True)
+    (local.folder / "train.py").write_text(APP)
+    config = "defaults: [{model: small}, _self_]\noptim: {lr: 0.1, decay: '${optim.lr}'}\nsteps: 12\npause_s: 0.4\n"
+    (local.folder / "conf" / "config.yaml").write_text(config)
+    for name, bias in (("small", 0.5), ("big", 0.0)):
+        (local.folder / "conf" / "model" / f"{name}.yaml").write_text(f"bias: {bias}\n")
+    words = ("search=asha", "search.eta=2", "search.metric=loss", "search.trials=4", "search.parallel=2",
+             "search.rungs=[3,6]", "sweep_name=app")  # fmt: skip
+    of_app = ("--app", "train.py", "optim.lr=tag(log,interval(1e-4,1e-1))", "model=small,big")
+    planned = json.loads(local.run("plan", "--json", *words, *of_app).stdout)
+    assert (planned["problems"], planned["space"]) == (
+        [], ["params.optim.lr from 0.0001 to 0.1 (log)", "params.model=small,big"]
+    )  # fmt: skip
+    local.run("submit", *words, "--wait", *of_app)
+    status = local.json("status", "app")
+    assert (status["search"]["drawn"], status["search"]["is_over"], status["search"]["stopped"]) == (4, True, None)
+    runs = {run["run_id"]: run for run in status["runs"]}
+    assert {run["state"] for run in runs.values()} == {"PAUSED", "COMPLETED"}
+    for run_id, run in runs.items():
+        output = local.runs / "app" / run_id / "output"
+        lines = [line.split() for line in (output / "checkpoints" / "computed.txt").read_text().splitlines()]
+        assert [int(step) for step, _ in lines] == list(range(1, run["step"] + 1)), "no step is computed twice"
+        assert (run["state"] == "COMPLETED") == (run["step"] == 12)
+        assert {f"{float(lr):.6g}" for _, lr in lines} == {run["axes"]["params.optim.lr"]}
+        assert f"model={run['axes']['params.model']}\n" in (output / ".hydra" / "overrides.yaml").read_text()
+    best = local.json("best", "app")
+    assert runs[best["run_id"]]["state"] == "COMPLETED"
+    again = json.loads(local.run("plan", "--json", *best["again"]).stdout)
+    assert len(again["runs"]) == 3
+    other = local.run("submit", *words, "--app", "train.py", "optim.lr=interval(1e-4,1e-1)", check=False)
+    assert other.returncode == 2
+    assert "another search" in other.stderr
+
+
+def test_a_search_of_an_app_draws_the_keys_of_the_app(local: LocalDriver) -> None:
+    def refused(*words: str) -> str:
+        done = local.run("plan", "search=random", *words, check=False)
+        assert done.returncode == 2
+        return done.stderr
+
+    assert "stands before --app" in refused("optim.lr=interval(1,2)", "--app", "train.py", "lr=1,2")
+    assert "a search needs an axis to draw values for, after --app" in refused("--app", "train.py", "lr=1")
+    assert "--wait comes after --app" in refused("--app", "train.py", "lr=interval(1,2)", "--wait")

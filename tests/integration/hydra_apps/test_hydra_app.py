@@ -119,7 +119,7 @@ def test_an_app_that_is_set_up_for_another_sweeper_is_a_plain_grid_here(app: Loc
 @pytest.mark.long
 def test_what_is_no_hydra_app_is_told_so(app: LocalDriver) -> None:
     (app.folder / "plain.py").write_text("print('all done')\n")
-    assert "is no Hydra app" in app.run("plan", *OURS, "--app", "plain.py", "lr=1", check=False).stderr
+    assert "is not a Hydra app" in app.run("plan", *OURS, "--app", "plain.py", "lr=1", check=False).stderr
     assert "has no such file" in app.run("plan", *OURS, "--app", "other.py", check=False).stderr
     taken = app.run("plan", *OURS, "params.lr=1", "--app", "train.py", check=False)
     assert (taken.returncode, "params.lr=1 is decided by the app" in taken.stderr) == (2, True)

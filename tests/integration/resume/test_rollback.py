@@ -131,7 +131,7 @@ def test_the_data_moves_on_and_the_metrics_go_back(undisturbed: tuple[Path, Trac
     first = [next(n for n, line in enumerate(lines) if line["step"] == each["step"]) for each in told[:1]]
     assert lines[first[0]]["leaves"]["inputs"] not in inputs.values()
     assert lines[first[0] + 1]["leaves"]["inputs"] in [line["leaves"]["inputs"] for line in lines[first[0] + 2 :]]
-    assert any("times the usual. Back from step" in str(record) for record in journal_records(folder, "guard"))
+    assert any("times the usual. Rolled back from step" in str(record) for record in journal_records(folder, "guard"))
 
 
 # The first spike is in step 11, and is seen at 14: 14 steps, then 11, 12, .. once more.

@@ -82,7 +82,7 @@ def test_a_folder_of_pythonpath_that_others_may_write_comes_late_and_is_named(
     (shared.folder / "own.py").touch()
     at_work = SharedFolder(tmp_path / "work", shared.record, tmp_path)
     said = _start(at_work, "show", PYTHONPATH=f"{tmp_path}/mine:{shared.folder}")
-    assert f"others may write {shared.folder}: looked in after what is installed." in said
+    assert f"others may write {shared.folder}: searched after the installed packages." in said
     assert f"'{shared.folder}', '{tmp_path}/work']" in said
 
 

@@ -41,7 +41,7 @@ def test_show_says_where_each_value_comes_from(submitted: LocalDriver) -> None:
 def test_diff_shows_what_is_not_the_same(submitted: LocalDriver) -> None:
     first, second = (run["run_id"] for run in submitted.json("status", "two")["runs"])
     assert submitted.json("diff", first, second) == [{"key": "optim.lr", first: 0.001, second: 0.003}]
-    assert "differ in nothing" in submitted.run("diff", first, first).stdout
+    assert "do not differ" in submitted.run("diff", first, first).stdout
     done = submitted.run("diff", first, check=False)
     assert (done.returncode, "name two or more" in done.stderr) == (2, True)
 

@@ -189,7 +189,7 @@ def test_a_loop_that_never_saves_shows_nothing(local: LocalDriver) -> None:
         local, "--trust", "theirs", "train.main=theirs.main", "--steps", "8", "--interruptions", "1", "--seed", "0"
     )
     assert (code, said["is_identical"], said["resumed_steps"]) == (1, False, [0]), said
-    assert "never went on from a checkpoint" in said["failed"]
+    assert "never resumed from a checkpoint" in said["failed"]
     assert "run.should_save" in said["failed"]
 
 

@@ -14,7 +14,7 @@ from hpc_trainer.cli import main as cli
 from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.launch.grids import Submitted
 from hpc_trainer.launch.plan import SweepPlan
-from hpc_trainer.operate.results import result_rows
+from hpc_trainer.operate.results import result_table
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.states import DONE
 from hpc_trainer.record.status import read_status
@@ -179,13 +179,13 @@ def test_what_the_cluster_refuses_sets_nothing_aside(project: Path, sweep: Sweep
 def test_results_have_the_code_where_it_varies(project: Path, sweep: SweepPaths, fake_slurm: FakeSlurm) -> None:
     first = _submit().plan.code
     _finish(sweep, fake_slurm)
-    assert all("code" not in row for row in result_rows(read_status(sweep)))
+    assert all("code" not in row for row in result_table(read_status(sweep)).rows)
     write_files(project, {"my_lab/net.py": "class Net: changed = True\n"})
     second = _submit("seed=2,3").plan.code
     _finish(sweep, fake_slurm)
     assert first is not None
     assert second is not None
-    assert [row["code"] for row in result_rows(read_status(sweep))] == [first[:12]] * 2 + [second[:12]] * 2
+    assert [row["code"] for row in result_table(read_status(sweep)).rows] == [first[:12]] * 2 + [second[:12]] * 2
 
 
 def test_the_command_line_says_it_in_two_lines(

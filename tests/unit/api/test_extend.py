@@ -108,8 +108,15 @@ def test_where_the_schedule_lets_it(
         assert hpc_trainer.plan(*longer, extend=True).num_to_submit == 2
         return
     assert str(twin.why).startswith(why)
-    with pytest.raises(ConfigError, match="2 of these runs cannot go on where their shorter twins ended"):
+    with pytest.raises(ConfigError, match="2 of these runs cannot continue where their shorter twins ended"):
         hpc_trainer.submit(*longer, extend=True)
+
+
+def test_a_run_of_one_step_is_a_twin(sweep: SweepPaths, fake_slurm: FakeSlurm) -> None:
+    grid = (*GRID, "schedule.warmup_steps=0")
+    short = _ids(hpc_trainer.submit(*grid, "train.num_steps=1"))
+    _done(sweep, fake_slurm, short, 1)
+    assert [twin.twin for twin in hpc_trainer.plan(*grid, "train.num_steps=2").twins] == short
 
 
 def test_a_longer_run_of_another_training_hides_no_twin(sweep: SweepPaths, fake_slurm: FakeSlurm) -> None:
@@ -130,12 +137,12 @@ def test_the_first_of_many_that_cannot_go_on_are_named(sweep: SweepPaths, fake_s
     with pytest.raises(ConfigError) as error:
         hpc_trainer.submit(*grid, "train.num_steps=300", extend=True)
     first, *named, more, _ = str(error.value).splitlines()
-    assert first.startswith("5 of these runs cannot go on")
+    assert first.startswith("5 of these runs cannot continue")
     assert (len(named), more) == (3, "  and 2 more")
 
 
 def test_nothing_to_extend_is_an_error(sweep: SweepPaths, fake_slurm: FakeSlurm) -> None:
-    with pytest.raises(ConfigError, match="no run of this grid is new and has a twin in the sweep mine"):
+    with pytest.raises(ConfigError, match="no new run of this grid has a shorter twin in the sweep mine"):
         hpc_trainer.submit(*GRID, extend=True)
     assert not sweep.folder.exists()
     assert fake_slurm.calls("sbatch") == []
@@ -155,7 +162,7 @@ def test_the_command_line_offers_it(
     _done(sweep, fake_slurm, short, 100)
     longer = [*GRID, "train.num_steps=300"]
     out = said("plan", *longer)
-    offer = f"To go on from there: hpc-trainer submit --extend {' '.join(longer)}"
+    offer = f"To continue from there: hpc-trainer submit --extend {' '.join(longer)}"
     assert f"2 of these runs have a shorter twin that is done ({short[0]}, step 100)" in " ".join(out.split())
     assert offer in out.splitlines()
     assert [each["twin"] for each in json.loads(said("plan", *longer, "--json"))["shorter_twins"]] == short

@@ -9,7 +9,7 @@ import pytest
 
 from hpc_trainer.launch.freeze import Grid
 from hpc_trainer.launch.grids import plan_grid, submit_grid
-from hpc_trainer.operate.cancel import cancel_runs
+from hpc_trainer.operate.control import cancel_runs
 from hpc_trainer.record.layout import SWEEP_FILES, SweepPaths
 from hpc_trainer.record.spec import append_specs
 from hpc_trainer.record.states import RunState

@@ -16,7 +16,7 @@ from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import RunStateError, SubmitError
 from hpc_trainer.launch.freeze import Grid
 from hpc_trainer.launch.grids import plan_grid, retry, submit_grid
-from hpc_trainer.operate.cancel import cancel_runs
+from hpc_trainer.operate.control import cancel_runs
 from hpc_trainer.operate.why import explain
 from hpc_trainer.record.files import write_json
 from hpc_trainer.record.journal import Journal, log_header
@@ -348,7 +348,7 @@ def test_a_failed_run_whose_journal_is_damaged_is_unknown_and_can_be_brought_bac
     assert "attempt-000.jsonl" in str(run.cause)
     assert status.faults[0].startswith(f"{run.run_id}: attempt-000.jsonl")
     why = explain(status, run)
-    assert why.verdict == "A file of it is damaged, and what is lost may tell how it stands."
+    assert why.verdict == "One of its files is damaged, and the lost part may record its state."
     assert why.advice[0].startswith(f"hpc-trainer cancel {run.run_id}, then hpc-trainer retry {run.run_id}")
     grid = make_grid(sweep.paths.folder, specs)
     assert submit(grid, retry_failed=True) == []

@@ -412,7 +412,7 @@ def test_what_acts_on_a_run_that_two_sweeps_have_says_which_it_took(cli: Cli, ru
         os.utime(runs_dir / name / "specs.jsonl", (1e9 + number, 1e9 + number))
     _, _, err = cli(verb, specs[0].run_id)
     assert (
-        f"Note: {specs[0].run_id} is taken of sweep new; old has it too: old/{specs[0].run_id} names that one." in err
+        f"Note: {specs[0].run_id} is the run of sweep new; old has it too: old/{specs[0].run_id} names that one." in err
     )
     _, _, err = cli(verb, specs[0].run_id, "--sweep", "old")
     assert "Note" not in err
@@ -473,7 +473,7 @@ def test_submitting_in_words_and_again(cli: Cli) -> None:
     cli("cancel", "train")
     out = cli("submit", "seed=0")[1]
     assert "1 cancelled run(s) stay cancelled; " in out
-    assert re.search(r"hpc-trainer retry \S+-s0-\w+ brings that one back\.", out), out
+    assert re.search(r"hpc-trainer retry \S+-s0-\w+ restarts it\.", out), out
 
 
 def test_values_with_brackets_are_shown_as_they_are(cli: Cli, runs_dir: Path) -> None:

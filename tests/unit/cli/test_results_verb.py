@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import os
 import re
 import subprocess
@@ -101,6 +102,15 @@ def test_means_in_json_and_over_several_axes(results: Told) -> None:
 def test_a_mean_of_one_run_has_no_deviation(results: Told) -> None:
     row = json.loads(results(group_by=["seed"], where="seed==0", format="json"))[0]
     assert (row["n"], row["eval_accuracy.std"]) == (1, None)
+
+
+def test_runs_that_diverged_in_both_directions_have_no_mean(results: Told, sweep: SweepOnDisk) -> None:
+    for value in (math.inf, 1.7e308):
+        for index in range(3):
+            sweep.done(index, eval_accuracy=-value if index == 0 else value)
+        row = json.loads(results(group_by=["seed"], format="json"))[0]
+        assert (row["n"], row["eval_accuracy.std"]) == (3, None)
+        assert row["eval_accuracy"] in (None, pytest.approx(1.7e308 / 3))
 
 
 def test_chosen_runs_and_columns_best_first(results: Told) -> None:

@@ -186,7 +186,7 @@ def test_cancel_says_what_it_cancelled_and_what_goes_on(
 
     assert told("sweep", ids[1]) == [
         f"cancelled {ids[1]}",
-        "Cancelled 1 of the 4 runs of sweep; its other runs go on: 1 PENDING, 1 RUNNING.",
+        "Cancelled 1 of the 4 runs of sweep; its other runs continue: 1 PENDING, 1 RUNNING.",
     ]
     assert told("sweep", ids[0], ids[2], ids[3]) == [
         f"cancelled {ids[2]}", f"cancelled {ids[3]}",
@@ -242,7 +242,7 @@ def test_retry_where_nothing_failed_says_what_there_is_and_what_helps(tmp_path: 
         sweep.end(index, state=RunState.COMPLETED, cause="done")
         sweep.done(index, eval_accuracy=0.5)
     folder = sweep.paths.folder.parent
-    fresh = "What is complete is trained anew by its `hpc-trainer submit` with --fresh."
+    fresh = "To train completed runs anew, add --fresh to their `hpc-trainer submit`."
     with pytest.raises(RunStateError) as error:
         run_retry(["sweep"], None, folder, as_json=False)
     assert str(error.value) == (
@@ -281,7 +281,7 @@ def test_a_sweep_that_was_cancelled_by_name_comes_back_by_name(
         sweep.run(index).marker("CANCEL").unlink()
         sweep.end(index, state=RunState.COMPLETED, cause="done")
         sweep.done(index)
-    with pytest.raises(RunStateError, match=f"by its own name: hpc-trainer retry {run_ids[0]}"):
+    with pytest.raises(RunStateError, match=f"name it: hpc-trainer retry {run_ids[0]}"):
         run_retry(["sweep"], None, folder, as_json=False)
     with pytest.raises(AskedError) as found:
         run_retry([run_ids[0]], None, folder, as_json=False)

@@ -17,8 +17,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
-from hpc_trainer.cli.common import VisibleConsole
-from hpc_trainer.cli.terminal import one_line, visible_log_line
+from hpc_trainer.cli.common import VisibleConsole, one_line, visible_log_line
 from hpc_trainer.errors import visible
 from hpc_trainer.record.files import write_json
 from hpc_trainer.record.states import RunState

@@ -36,7 +36,9 @@ def test_a_sweep_in_place_of_overrides_is_told_with_the_verb_that_takes_it(
     sweep: SweepOnDisk, verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = _error(monkeypatch, capsys, *verb.split(), "demo")
-    assert said.startswith(f"error: `{verb}` takes KEY=VALUE words, as experiment=digits, and demo is a sweep.")
+    assert said.startswith(
+        f"error: `{verb}` takes overrides KEY=VALUE, such as experiment=digits, and demo is a sweep."
+    )
     assert "hpc-trainer retry demo" in said
     assert "hpc-trainer status demo" in said
 

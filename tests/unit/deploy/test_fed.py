@@ -435,8 +435,8 @@ def test_a_run_and_an_export_of_before_know_mean_and_std_by_their_facts(tmp_path
     (served.folder / "card.json").write_text(json.dumps({**served.card, "preprocessing": None}))
     said, notes = served.outputs(["data=image_folder", f"data.path={new}"])
     assert notes == [
-        "An older version did not record the model's mean and std, so data=image_folder is used as its own files and "
-        "keys say. Set data.mean and data.std."
+        "An older version did not record the model's mean and std, so data=image_folder is read by its own files and "
+        "keys. Set data.mean and data.std."
     ]
     (served.folder / "card.json").write_text(json.dumps({**served.card, "preprocessing": None}))
     _, notes = served.outputs([])

@@ -112,7 +112,7 @@ def test_a_foreign_plugin_of_hydra_is_named_and_not_run(plant: Callable[..., Pat
         ("pynvml", "11.5.3", Status.warning, "nvidia-ml-py"),
         ("hydra-core", "1.4.0rc3", Status.broken, "<1.4"),
         ("hydra-core", "1.3.0", Status.broken, ">=1.3.6"),
-        ("omegaconf", "2.4.0", Status.broken, "without a word"),
+        ("omegaconf", "2.4.0", Status.broken, "without a warning"),
     ],
 )
 def test_a_wrong_package_is_named(
@@ -226,8 +226,40 @@ def test_a_disk_without_inodes_is_named(mounted: Callable[[str], Path]) -> None:
 
 
 @needs_root
+def test_a_disk_with_room_for_nothing_breaks_no_promise(mounted: Callable[[str], Path]) -> None:
+    place = mounted("size=64k,nr_inodes=4,mode=0755")  # room for the folder of the probe, and for little in it
+    assert sorted(problems(folder(place))) == ["room", "runs folder"]
+
+
+def test_a_link_to_nowhere_in_place_of_the_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "scratch").symlink_to(tmp_path / "unmounted")
+    the_only(folder(tmp_path / "scratch" / "runs"), "runs folder", "No such file or directory", "HPC_TRAINER_RUNS")
+
+
+@needs_root
 def test_a_folder_that_is_read_only_is_named(mounted: Callable[[str], Path]) -> None:
     the_only(folder(mounted("ro,size=20g,mode=0755")), "runs folder", "Read-only file system", "HPC_TRAINER_RUNS")
+
+
+@needs_root
+def test_a_full_home_is_named(mounted: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = mounted("size=512k,mode=0755")
+    monkeypatch.setenv("HOME", str(place))
+    finding = the_only(folder(tmp_path / "runs"), "home", str(place), "0.0 GiB", "HF_HOME", "XDG_CACHE_HOME")
+    assert finding.status is Status.warning
+    subprocess.run(["mount", "-o", "remount,size=20g", str(place)], check=True)
+    assert problems(folder(tmp_path / "runs")) == {}
+    monkeypatch.setenv("HOME", str(tmp_path / "nobody"))
+    the_only(folder(tmp_path / "runs"), "home", "does not exist")
+
+
+@needs_root
+def test_a_home_on_the_disk_of_the_sweeps_is_told_once(
+    mounted: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = mounted("size=512k,mode=0755")
+    monkeypatch.setenv("HOME", str(place))
+    assert "home" not in problems(folder(place / "runs"))
 
 
 @needs_fuse
@@ -327,6 +359,42 @@ def test_a_missing_sbatch_is_named(slurm: Callable[..., FakeSlurm]) -> None:
     assert finding.status is Status.broken
 
 
+def test_a_scontrol_that_prints_something_else_is_named(fake_slurm: FakeSlurm) -> None:
+    fake_slurm.print("scontrol", "\x00\ufffd scontrol 0.9 of another program\n")
+    finding = the_only(Cluster().findings(), "slurm", "ClusterName", "of another program", "type -a scontrol")
+    assert finding.status is Status.broken
+    assert "\x00" not in finding.what
+
+
+def test_nodes_that_slurm_hides_are_not_called_fine(slurm: Callable[..., FakeSlurm]) -> None:
+    slurm()
+    (finding,) = (each for each in Cluster().findings() if each.check == "architecture")
+    assert (finding.status, finding.what) == (Status.ok, "Slurm shows this user no nodes, so theirs is unknown")
+
+
+def test_variables_of_sbatch_in_the_shell_are_named(
+    slurm: Callable[..., FakeSlurm], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm((platform.machine(), "(null)"))
+    monkeypatch.setenv("SBATCH_EXPORT", "NONE")
+    monkeypatch.setenv("SBATCH_REQUEUE", "1")
+    assert problems(Cluster().findings()) == {}, "no run lacks anything without these"
+    monkeypatch.setenv("SBATCH_ACCOUNT", "abc")
+    monkeypatch.setenv("SBATCH_RESERVATION", "course")
+    the_only(
+        Cluster().findings(), "sbatch", "SBATCH_ACCOUNT=abc, SBATCH_RESERVATION=course", "cluster.account: abc",
+        "cluster.sbatch.reservation: course",
+    )  # fmt: skip
+    own = tmp_path / "hpc_trainer" / "config.yaml"
+    own.parent.mkdir()
+    own.write_text("cluster.account: xyz\ncluster.sbatch.reservation: null\n")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert problems(Cluster().findings()) == {}
+    monkeypatch.setenv("SLURM_JOB_ID", "1")  # of a surrounding job
+    own.unlink()
+    assert problems(Cluster().findings()) == {}
+
+
 def test_no_slurm_at_all_is_fine(no_slurm: None) -> None:
     (finding,) = Cluster().findings()
     assert finding.status is Status.ok
@@ -399,6 +467,33 @@ def test_a_fine_machine_is_told_in_a_line_for_each_check(
     assert code == 0
     assert [line for line in lines if not line.startswith("OK ")] == []
     assert f"0 broken, 0 to look at, {len(lines)} fine" in last
+
+
+def test_settings_that_cannot_be_read_are_named_beside_all_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], no_slurm: None
+) -> None:
+    own = tmp_path / "hpc_trainer" / "config.yaml"
+    own.parent.mkdir()
+    own.write_text("cluster: [\n")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HPC_TRAINER_RUNS", raising=False)
+    code, said = run(["doctor", "--json"], monkeypatch, capsys)
+    told: dict[str, Any] = json.loads(said)
+    assert code == 1
+    (finding,) = (each for each in told["findings"] if each["status"] != "ok")
+    assert finding["check"] == "settings"
+    assert str(own) in finding["what"]
+    assert len(told["findings"]) > 10
+
+
+def test_a_current_folder_that_was_removed_is_named(tmp_path: Path) -> None:
+    for words in ("doctor", "plan experiment=digits"):
+        script = f"mkdir gone; cd gone; rmdir ../gone; exec {sys.executable} -m hpc_trainer {words}"
+        done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        assert "Traceback" not in done.stderr
+        assert "The current folder was removed" in done.stderr
 
 
 def test_nothing_imports_torch(tmp_path: Path) -> None:

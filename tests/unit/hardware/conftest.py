@@ -1,23 +1,15 @@
-"""Slurm's commands that answer as a recorded cluster did; the person's own settings stay out of every test."""
+"""Slurm's commands that answer as a recorded cluster did."""
 
 from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-_ROOT = Path(__file__).resolve().parents[3]
-if str(_ROOT) not in sys.path:  # plain "pytest" does not put the project's folder there
-    sys.path.insert(0, str(_ROOT))
-
-from hpc_trainer.slurm.commands import user_name  # noqa: E402
-from tests.unit.slurm.fake_slurm import alone, no_slurm  # noqa: E402
-
-__all__ = ["alone", "no_slurm"]
+from hpc_trainer.slurm.commands import user_name
 
 RECORDED = Path(__file__).with_name("recorded")
 _COMMAND = """#!/bin/sh

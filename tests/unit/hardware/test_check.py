@@ -15,7 +15,7 @@ import pytest
 
 from hpc_trainer.cli.options import Given
 from hpc_trainer.errors import ConfigError, MissingCommandError
-from hpc_trainer.hardware import rank_probe
+from hpc_trainer.hardware import live_verbs, rank_probe
 from hpc_trainer.hardware.check import (
     NOTE,
     OK,
@@ -28,7 +28,7 @@ from hpc_trainer.hardware.check import (
 )
 from hpc_trainer.hardware.live_verbs import _ranges as ranges
 from hpc_trainer.hardware.live_verbs import package_index, run_check
-from hpc_trainer.record.measured import measured_path, read_measured, write_measured
+from hpc_trainer.record.measured import measured_path, read_figures, read_measured, write_measured
 from hpc_trainer.slurm.inventory import read_inventory
 from hpc_trainer.slurm.shape import shape_of
 from tests.composed import composed
@@ -240,6 +240,29 @@ def test_figures_are_kept_and_read_back(tmp_path: Path, monkeypatch: pytest.Monk
     assert read_measured("zoo", "zoo/main_x4") == {"world_size": 4}
     path.write_text('{"world')
     assert read_measured("zoo", "zoo/main_x4") is None
+
+
+def test_two_names_of_one_profile_keep_their_figures_in_one_place(
+    recorded: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded("mig")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "site" / "hardware" / "lab").mkdir(parents=True)
+    copy = tmp_path / "site" / "hardware" / "lab" / "copy.yaml"
+    copy.write_text("# A copy.\ndefaults:\n  - /hardware/gpu_x1@_here_\n  - _self_\n")
+    ranks = (_rank(0),)
+    monkeypatch.setattr(  # the job itself runs in tests/slurm/test_hardware.py
+        live_verbs, "_run_probe", lambda *_, **__: Measured(ranks=ranks, world_size=1, login_clock_s=0.2, filesystem="")
+    )
+    given = Given(["hardware.partition=gpu", "cluster=slurm"], [tmp_path / "site"], None)
+    for typed in ("lab/copy", "gpu_x1"):
+        run_check(typed, given, runs=True, internet=True, timeout_s=1, as_json=True)
+    (kept,) = (tmp_path / "state").rglob("*.json")
+    assert kept == measured_path("campus", "gpu_x1"), "by the name that plan and advise look for"
+    figures = read_figures("campus", composed(["hardware=gpu_x1"]).hardware.name)
+    assert figures is not None
+    assert figures.source.startswith("hardware check gpu_x1 --run")
 
 
 def test_records_of_ranks_that_wrote_none_are_missing(tmp_path: Path) -> None:

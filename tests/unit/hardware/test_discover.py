@@ -23,8 +23,7 @@ from hpc_trainer.hardware.live_verbs import run_discover
 from hpc_trainer.hardware.site_files import Proposal, write_files
 from hpc_trainer.init_project.project import hardware_here
 from hpc_trainer.slurm.inventory import check_whole, first_host, parse_groups, read_inventory
-from hpc_trainer.slurm.limits import find_shape_problems
-from hpc_trainer.slurm.shape import resources
+from hpc_trainer.slurm.shape import find_shape_problems, resources
 from tests.unit.hardware.conftest import RECORDED, Recorded
 
 Play = Callable[[str], Recorded]

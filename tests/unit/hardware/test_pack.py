@@ -90,7 +90,8 @@ def test_an_absolute_link_into_the_environment_is_moved_and_one_that_leads_out_i
     with tarfile.open(packed.archive) as tar:
         assert tar.getmember("./inside").linkname == "bin/long"
     assert [note.partition(". ")[0] for note in packed.notes] == [
-        "1 editable install(s) are not in the archive, and ranks import them from where they lie: mine (/home/me/mine)",
+        "1 editable install(s) are not in the archive, and ranks import them from their present folders: "
+        "mine (/home/me/mine)",
         "1 link(s) lead out of the environment: outside",
     ]
 
@@ -138,7 +139,7 @@ def test_conda_pack_makes_the_archive_of_a_conda_environment(tmp_path: Path, mon
 
 
 def test_bad_input_is_refused_with_what_to_type(env: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"is no environment: .* Name its folder, as .*env with space\."):
+    with pytest.raises(ConfigError, match=r"is not an environment: .* Name its folder, as .*env with space\."):
         pack_environment(env.parent)
     with pytest.raises(ConfigError, match=r"must end with \.tar\. Use --to .*/x\.tar"):
         pack_environment(env, tmp_path / "x.tgz")
@@ -149,7 +150,7 @@ def test_bad_input_is_refused_with_what_to_type(env: Path, tmp_path: Path) -> No
     (tmp_path / "there.tar").touch()
     with pytest.raises(ConfigError, match="To replace it: --force"):
         pack_environment(env, tmp_path / "there.tar")
-    with pytest.raises(ConfigError, match="is no folder"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         pack_environment(tmp_path / "nothing")
     project = tmp_path / "project"
     project.mkdir()

@@ -11,9 +11,6 @@ from typing import Any
 import pytest
 
 from hpc_trainer.cli.main import main
-from tests.unit.slurm.fake_slurm import fake_slurm, no_slurm
-
-__all__ = ["fake_slurm", "no_slurm"]
 
 
 @pytest.fixture

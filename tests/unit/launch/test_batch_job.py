@@ -159,6 +159,11 @@ ATTACKS = [
 ]  # fmt: skip
 
 
+def test_only_a_task_of_several_ranks_starts_them_by_torchrun() -> None:
+    one, four = (worker_command(Path("/runs/s"), ("--array", UUID), ranks_per_task=count) for count in (1, 4))
+    assert four == (*one, "--torchrun", "4")
+
+
 @pytest.mark.parametrize("key", WORD_KEYS)
 @pytest.mark.parametrize("attack", ATTACKS, ids=range(len(ATTACKS)))
 def test_a_word_of_a_directive_is_one_plain_word(key: str, attack: str) -> None:

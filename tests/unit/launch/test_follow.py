@@ -256,7 +256,7 @@ def test_a_retry_lets_held_jobs_go_on_behind_the_new_job(runs: Path, fake_slurm:
         "scontrol update JobId=102_0,102_1 Dependency=afterany:103_0",
         "scontrol release 102_[0-1]",
     ], "two calls, however many runs were held"
-    assert any("2 held run(s) of second go on" in note for note in done.outcome.notes)
+    assert any("2 held run(s) of second continue" in note for note in done.outcome.notes)
 
 
 def test_runs_that_follow_different_ones_wait_for_their_own_and_many_for_all(runs: Path, fake_slurm: FakeSlurm) -> None:

@@ -183,5 +183,5 @@ def test_an_app_that_is_not_there_is_told_from_words_that_are_wrong(
         read_app("train.py lr=0.1 --info")
     with pytest.raises(ConfigError, match=r"--info comes after --app my_lab.train"):  # no file, but a module
         read_app("my_lab.train lr=0.1 --info")
-    with pytest.raises(ConfigError, match="takes a Hydra app and its words"):
+    with pytest.raises(ConfigError, match="takes a Hydra app and its overrides"):
         read_app("train.py 'lr=0.1")

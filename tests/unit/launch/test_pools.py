@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hpc_trainer.config.schema.cluster import BudgetConfig
+from hpc_trainer.launch.freeze import freeze_grid
 from hpc_trainer.launch.plan import Known, SweepPlan, build_plan
 from hpc_trainer.launch.pools import pack, slot_shape
 from hpc_trainer.record.spec import RunSpec
@@ -63,6 +64,16 @@ def test_what_does_not_fit_is_refused_with_the_nearest_that_does() -> None:
     )
     (problem,) = pack(_runs(hardware__num_nodes=2), _LIMITS).problems
     assert "Use hardware.num_nodes=1 (1 instead of 2 ranks), or leave out pool.jobs." in problem
+
+
+def test_a_list_of_hardware_is_refused_with_the_first_of_it(tmp_path: Path) -> None:
+    words = ("hardware=first:gpu_x1,gpu_x2", "parallel.elastic=true", "pool.jobs=2", "cluster=slurm")
+    grid = freeze_grid(["experiment=digits", f"paths.runs_dir={tmp_path}", *words])
+    (problem,) = build_plan(grid, limits=_LIMITS).problems
+    assert problem == (
+        "pool.jobs: hardware=first:gpu_x1,gpu_x2 lets the first job that starts have a run, and in a pool slots take "
+        "runs. Use hardware=gpu_x1, or leave out pool.jobs."
+    )
 
 
 def test_more_slots_than_the_runs_need_are_not_asked_for() -> None:

@@ -14,7 +14,7 @@ from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.freeze import Grid, freeze_grid
 from hpc_trainer.launch.grids import plan_grid, retry, submit_grid
 from hpc_trainer.launch.later_jobs import submit_successor
-from hpc_trainer.operate.cancel import cancel_runs
+from hpc_trainer.operate.control import cancel_runs
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.spec import read_spec, read_specs

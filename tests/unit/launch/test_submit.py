@@ -26,7 +26,7 @@ from hpc_trainer.launch import submit as submit_module
 from hpc_trainer.launch.frozen_code.archive import archive_of
 from hpc_trainer.launch.settle import settle_intents
 from hpc_trainer.launch.submit import submit_plan
-from hpc_trainer.operate.cancel import cancel_runs
+from hpc_trainer.operate.control import cancel_runs
 from hpc_trainer.record.files import make_folder
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import SweepPaths

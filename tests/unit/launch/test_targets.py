@@ -114,7 +114,7 @@ def test_a_package_that_is_nowhere_names_the_folders_and_the_three_ways(
 def test_on_slurm_the_way_around_is_named_and_works(project: Path, tmp_path: Path) -> None:
     way = f"cluster.python={sys.executable}"
     (told,) = _found(tmp_path, "nowhere_at_all.Net", "cluster.executor=slurm").problems
-    assert told.endswith(f"Where the nodes have more than this machine, say so: {way}")
+    assert told.endswith(f"If this Python has other packages on the nodes, name it: {way}")
     assert _found(tmp_path, "nowhere_at_all.Net", "cluster.executor=slurm", way).problems == []
 
 

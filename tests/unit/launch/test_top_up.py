@@ -12,7 +12,7 @@ import pytest
 from hpc_trainer.errors import RunStateError
 from hpc_trainer.launch.grids import retry, submit_grid, top_up
 from hpc_trainer.launch.later_jobs import TopUpJob, top_up_shape
-from hpc_trainer.operate.cancel import cancel_runs
+from hpc_trainer.operate.control import cancel_runs
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import read_status

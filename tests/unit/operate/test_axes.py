@@ -7,7 +7,7 @@ from pathlib import Path
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.launch.freeze import freeze
 from hpc_trainer.operate.report.data import build_report
-from hpc_trainer.operate.results import result_rows
+from hpc_trainer.operate.results import result_table
 from hpc_trainer.record.metrics import MetricsLog
 from hpc_trainer.record.spec import RunSpec, find_axes
 from hpc_trainer.record.states import RunState
@@ -64,7 +64,7 @@ def test_metrics_of_a_stopped_run_say_of_which_step_they_are(tmp_path: Path) -> 
         log.append(step, {"eval_loss": loss})
     sweep.end(state=RunState.PREEMPTED, cause="stopped", saved_step=97)
     status = read_status(sweep.paths)
-    (row,) = result_rows(status)
+    (row,) = result_table(status).rows
     assert (row["step"], row["eval_loss"], row["metrics_step"]) == (97, 0.5, 80), "the newest, not what comes again"
     (run,) = build_report(status).runs
     assert (run.step, run.metrics, run.metrics_step) == (97, {"eval_loss": 0.5}, 80)

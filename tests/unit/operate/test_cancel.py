@@ -11,7 +11,7 @@ import pytest
 
 from hpc_trainer.errors import SlurmError
 from hpc_trainer.launch.grids import retry, submit_grid
-from hpc_trainer.operate.cancel import cancel_runs
+from hpc_trainer.operate.control import cancel_runs
 from hpc_trainer.record.processes import process_name
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import read_status

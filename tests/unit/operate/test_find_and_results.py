@@ -12,7 +12,7 @@ import pytest
 
 from hpc_trainer.errors import ConfigError, RunStateError, UntrustedFileError
 from hpc_trainer.operate.find import elsewhere_too, find_runs, find_sweep, list_sweeps, select
-from hpc_trainer.operate.results import result_rows, sort_rows
+from hpc_trainer.operate.results import result_table, sort_rows
 from hpc_trainer.operate.show import find_run
 from hpc_trainer.record.files import write_json
 from hpc_trainer.record.states import RunState
@@ -123,7 +123,7 @@ def test_sweep_slash_run_says_which(runs_dir: Path, sweeps: dict[str, SweepOnDis
     assert find_run(runs_dir, old[0], None).sweep.name == "again"
     status, runs = select(runs_dir, [old[0]], None)
     assert elsewhere_too(status, runs, [old[0]], None) == (
-        f"{old[0]} is taken of sweep again; old has it too: old/{old[0]} names that one."
+        f"{old[0]} is the run of sweep again; old has it too: old/{old[0]} names that one."
     )
     status, runs = select(runs_dir, [f"old/{old[0]}"], None)
     assert elsewhere_too(status, runs, [f"old/{old[0]}"], None) is None
@@ -163,7 +163,7 @@ def test_a_row_says_what_was_asked_what_came_out_and_what_it_cost(runs_dir: Path
     sweep.end(state=RunState.COMPLETED, cause="done")
     sweep.done(eval_accuracy=0.9, eval_loss=0.3, loss=0.1, lr=0.0, steps_per_s=3.0, samples_per_s=3.0, grad_norm=1.0)
     fake_slurm.answer("squeue", "500_1|PENDING||Priority|x\n")
-    first, second = result_rows(read_status(sweep.paths))
+    first, second = result_table(read_status(sweep.paths)).rows
     assert first == {
         "run_id": spec.run_id, "optim.lr": "0.1", "model": "mlp", "hardware": "gpu_x8", "eval_accuracy": 0.9,
         "eval_loss": 0.3, "state": "COMPLETED", "step": 200, "gpu_hours": pytest.approx(4.0, abs=0.1), "attempts": 1,
@@ -188,14 +188,14 @@ def test_a_told_name_never_shadows_a_column_of_ours(runs_dir: Path, no_slurm: No
         sweep.end(index, state=RunState.COMPLETED, cause="done")
         write_json(sweep.run(index).result, {"metrics": told})
         sweep.mark("DONE", index)
-    first, second = result_rows(read_status(sweep.paths))
+    first, second = result_table(read_status(sweep.paths)).rows
     assert (first["run_id"], second["run_id"]) == tuple(spec.run_id for spec in specs)
     assert (first["params.lr"], first["params.width"], first["state"]) == ("1e-3", "16", "COMPLETED")
     assert {name: first[f"metrics.{name}"] for name in told if name != "accuracy"} == {
         name: value for name, value in told.items() if name != "accuracy"
     }
     assert first["accuracy"] == 0.5
-    (typed, _) = result_rows(read_status(sweep.paths), typed=True)
+    (typed, _) = result_table(read_status(sweep.paths), typed=True).rows
     assert (typed["params.lr"], typed["params.width"], typed["run_id"]) == (0.001, 16, specs[0].run_id)
     assert json.loads(json.dumps(typed))["params.width"] == 16
     assert typed["metrics.params.lr"] == 99.0

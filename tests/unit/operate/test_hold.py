@@ -13,8 +13,7 @@ from hpc_trainer.cli.run_verbs import run_cancel
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, ExitCode, RunStateError, SlurmError
 from hpc_trainer.launch.grids import plan_grid, submit_grid
-from hpc_trainer.operate.cancel import cancel_runs
-from hpc_trainer.operate.hold import hold_runs, release_runs
+from hpc_trainer.operate.control import cancel_runs, hold_runs, release_runs
 from hpc_trainer.record.holds import read_hold, write_hold
 from hpc_trainer.record.reading import Faults
 from hpc_trainer.record.states import HOLD, RunState

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.operate import names
-from hpc_trainer.operate.names import run_names, sweep_names
+from hpc_trainer.operate import find
+from hpc_trainer.operate.find import run_names, sweep_names
 from tests.unit.record.builders import make_specs
 from tests.unit.record.sweeps import SweepOnDisk
 
@@ -53,7 +53,7 @@ def test_without_a_beginning_it_is_the_newest_sweep_alone(tmp_path: Path) -> Non
 def test_after_enough_names_older_sweeps_are_not_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(5):
         _made(tmp_path, f"s{number}", [f"mlp-{number}-{each:010x}" for each in range(10)], age_s=number)
-    monkeypatch.setattr(names, "_MOST_NAMES", 15)
+    monkeypatch.setattr(find, "_MOST_NAMES", 15)
     assert len(run_names(tmp_path, None, "mlp")) == 20
 
 

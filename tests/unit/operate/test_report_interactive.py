@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import math
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -39,13 +42,16 @@ def _write(path: Path, records: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
-def make_sweep(folder: Path, *, num_runs: int = 12, lines: int = 40, evil: bool = False) -> SweepOnDisk:
+def make_sweep(
+    folder: Path, *overrides: str, num_runs: int = 12, lines: int = 40, evil: bool = False, name: str = "eval_loss"
+) -> SweepOnDisk:
     """A sweep over two axes and seeds, of which every sixth run failed; with `evil` all texts are hostile."""
     chance = random.Random(0)
     rates = [1e-4, 1e-3, 1e-2, 1e-1]
-    name = f"a.{EVIL}" if evil else "eval_loss"
+    name = f"a.{EVIL}" if evil else name
     specs = [
         make_spec(
+            *overrides,
             axes={"optim.lr": f"{rates[index % 4]:g}", "seed": str(index // 4), **({EVIL: EVIL} if evil else {})},
             seed=index // 4,
             optim__lr=rates[index % 4],
@@ -100,6 +106,30 @@ def test_of_many_lines_some_are_parsed_and_evaluations_are_kept(tmp_path: Path) 
     assert sampled_metrics(path, 1000, faults)[0] == read_metrics(path)
     assert len(faults) == 1, "a torn end is no fault"
     assert sampled_metrics(tmp_path / "none", 10) == ([], 1)
+
+
+def _data_of(page: str) -> dict[str, Any]:
+    packed = re.search(r'<script type="text/plain" id="data">([^<]*)</script>', page)
+    assert packed is not None
+    return dict(json.loads(gzip.decompress(base64.b64decode(packed[1]))))
+
+
+@pytest.mark.parametrize(("mode", "best"), [("min", min), ("max", max)])
+def test_the_direction_of_a_metric_is_that_of_the_runs_best_checkpoint(
+    tmp_path: Path, mode: str, best: Callable[[list[float]], float]
+) -> None:
+    """The name `spikes` does not tell it, and `results` follows `checkpoint.best_mode`, too."""
+    chosen = ("checkpoint.keep_best=spikes", f"checkpoint.best_mode={mode}")
+    sweep = make_sweep(tmp_path / "spikes", *chosen, num_runs=2, lines=8, name="spikes")
+    table = result_table(read_status(sweep.paths, is_look=True), typed=True, best=True)
+    data = _data_of(page_of(sweep))
+    values = [record["spikes"] for record in read_metrics(sweep.run(0).metrics) if "spikes" in record]
+    ups = {column["name"]: column["up"] for column in data["columns"]}
+    assert ups["spikes"] == ups["spikes.best"] == (best is min)
+    assert data["runs"][0]["cells"]["spikes.best"] == best(values) == table.rows[0]["spikes.best"]
+    first = table.sorted_by("spikes").rows[0]["run_id"]
+    ends = {run["cells"]["run_id"]: run["cells"]["spikes"] for run in data["runs"]}
+    assert ends[first] == best([*ends.values()])
 
 
 def test_the_forest_finds_the_axis_that_matters() -> None:

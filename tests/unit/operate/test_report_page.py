@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from hpc_trainer.config.schema.output import BestMode, CheckpointConfig
 from hpc_trainer.operate.report.charts import Line, line_chart, nice_ticks, number, percent
 from hpc_trainer.operate.report.data import Report, RunReport, find_scaling
 from hpc_trainer.operate.report.page import render_page
@@ -148,6 +149,20 @@ def test_many_runs_are_drawn_best_first_and_the_rest_grey() -> None:
 def test_the_higher_accuracy_is_the_better() -> None:
     runs = [_run(axes={"seed": str(each)}, curves={"eval_accuracy": [(1, each / 10)]}) for each in (3, 9, 6)]
     assert re.findall(r"</svg>(seed=\d+)</li>", render_page(_report(*runs))) == ["seed=9", "seed=6", "seed=3"]
+
+
+@pytest.mark.parametrize(("name", "kept", "first"), [
+    ("eval_perplexity", CheckpointConfig(), "seed=3"),
+    ("spikes", CheckpointConfig(), "seed=9"),
+    ("spikes", CheckpointConfig(keep_best="spikes", best_mode=BestMode.min), "seed=3"),
+    ("eval_loss", CheckpointConfig(keep_best="eval_loss", best_mode=BestMode.max), "seed=9"),
+])  # fmt: skip
+def test_a_metric_is_best_first_as_the_runs_choose_their_best_checkpoint(
+    name: str, kept: CheckpointConfig, first: str
+) -> None:
+    runs = [_run(axes={"seed": str(each)}, curves={name: [(1, each / 10)]}) for each in (6, 3, 9)]
+    page = render_page(dataclasses.replace(_report(*runs), kept=kept))
+    assert re.findall(r"</svg>(seed=\d+)</li>", page)[0] == first
 
 
 # --- charts ---

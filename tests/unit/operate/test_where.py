@@ -60,7 +60,7 @@ def test_a_wrong_name_gets_the_nearest_column_and_unquoted_text_is_told_apart() 
     columns = ["run_id", "optim.lr", "state", "eval_loss"]
     with pytest.raises(ConfigError, match=r"there is no column optim\.lrr\. Did you mean optim\.lr\? Columns: run_id"):
         parse_where("optim.lrr > 1").check_names(columns)
-    with pytest.raises(ConfigError, match=r'there is no column COMPLETED\. .*Text stands in quotes: "COMPLETED"\.'):
+    with pytest.raises(ConfigError, match=r'there is no column COMPLETED\. .*Put text in quotes: "COMPLETED"\.'):
         parse_where("state == COMPLETED").check_names(columns)
     parse_where("state == 'x' and eval_loss < 1").check_names(columns)
 

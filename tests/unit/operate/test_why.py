@@ -131,7 +131,7 @@ def test_a_refused_resume_is_told_with_the_flag_that_allows_it(sweep: SweepOnDis
     assert any("--fresh" in line and "sweep_name" in line and "resume_from" in line for line in why.advice)
     advice = " ".join(why.advice)
     assert "hpc-trainer retry" not in advice, "it would be refused in the same way"
-    assert "mend the code" not in advice
+    assert "fix the code" not in advice
 
 
 def test_the_end_of_a_ranks_memory_has_figures_and_keys(sweep: SweepOnDisk) -> None:
@@ -212,7 +212,7 @@ def test_a_run_that_was_stopped_for_it_is_told_a_longer_limit(sweep: SweepOnDisk
     sweep.start(attempt=3)
     sweep.end(attempt=3, state=RunState.FAILED, cause="low_goodput")
     run_id = sweep.specs[0].run_id
-    assert f"hpc-trainer retry {run_id} hardware.time_limit_min=120: the same run goes on" in _why(sweep).advice[0]
+    assert f"hpc-trainer retry {run_id} hardware.time_limit_min=120: the same run continues" in _why(sweep).advice[0]
 
 
 def test_the_story_has_every_attempt(sweep: SweepOnDisk) -> None:
@@ -241,7 +241,7 @@ def test_skipped_spikes_and_rollbacks_are_told(sweep: SweepOnDisk) -> None:
     sweep.start(attempt=0, resumed=0)
     journal = Journal(sweep.run())
     journal.guard(0, action="skip", step=17, count=3)
-    text = "spike at step 41: gradient norm 53.1, 12.1 times the usual. Back from step 50 to 40, and past 1 batches"
+    text = "spike at step 41: gradient norm 53.1. Rolled back from step 50 to 40; 1 batches are skipped"
     journal.guard(0, action="rollback", step=41, to=40, text=text)
     sweep.end(attempt=0, state=RunState.FAILED, cause="diverged")
     why = _why(sweep)

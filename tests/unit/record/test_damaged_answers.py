@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.errors import SlurmError
-from hpc_trainer.operate.cancel import cancel_runs
+from hpc_trainer.operate.control import cancel_runs
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import read_status
 from tests.unit.launch.grids import make_grid, submit

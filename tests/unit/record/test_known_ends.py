@@ -13,7 +13,7 @@ import pytest
 
 from hpc_trainer.errors import SlurmError
 from hpc_trainer.launch.grids import submit_grid
-from hpc_trainer.operate.cancel import cancel_runs
+from hpc_trainer.operate.control import cancel_runs
 from hpc_trainer.operate.why import explain
 from hpc_trainer.record.files import append_lines, make_folder
 from hpc_trainer.record.journal import log_header

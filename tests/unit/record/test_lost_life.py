@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.operate.cancel import cancel_runs
+from hpc_trainer.operate.control import cancel_runs
 from hpc_trainer.record.files import write_json
 from hpc_trainer.record.processes import process_name
 from hpc_trainer.record.states import RunState

@@ -10,7 +10,7 @@ import pytest
 from hpc_trainer.errors import RunStateError, SlurmError
 from hpc_trainer.launch.grids import retry, submit_grid
 from hpc_trainer.launch.settle import settle_intents
-from hpc_trainer.operate.cancel import cancel_runs
+from hpc_trainer.operate.control import cancel_runs
 from hpc_trainer.record.reading import read_lines
 from hpc_trainer.record.spec import read_spec
 from hpc_trainer.record.states import RunState

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.operate.cancel import cancel_runs
+from hpc_trainer.operate.control import cancel_runs
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import read_status
 from hpc_trainer.record.submissions import write_waiting

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.errors import RunStateError, SlurmError
-from hpc_trainer.operate.cancel import cancel_runs
+from hpc_trainer.operate.control import cancel_runs
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.reading import read_lines
 from hpc_trainer.record.states import RunState

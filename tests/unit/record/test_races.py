@@ -16,8 +16,8 @@ from hpc_trainer.cli import grid_verbs
 from hpc_trainer.cli.live import watch
 from hpc_trainer.errors import RunStateError
 from hpc_trainer.launch.freeze import freeze_grid
-from hpc_trainer.operate.cancel import cancel_runs
-from hpc_trainer.operate.results import result_rows
+from hpc_trainer.operate.control import cancel_runs
+from hpc_trainer.operate.results import result_table
 from hpc_trainer.operate.why import explain
 from hpc_trainer.record import run_state
 from hpc_trainer.record.journal import Journal, Story
@@ -100,7 +100,7 @@ def test_every_verb_sees_it_complete(sweep: SweepOnDisk) -> None:
         sweep.run().result.unlink()
 
     status = read_status(sweep.paths)
-    assert [row["state"] for row in result_rows(status)] == ["COMPLETED"]
+    assert [row["state"] for row in result_table(status).rows] == ["COMPLETED"]
     assert explain(status, status.runs[0]).state is RunState.COMPLETED
     again()
     assert cancel_runs(status, read_status(sweep.paths).runs) == []

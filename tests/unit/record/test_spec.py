@@ -38,6 +38,16 @@ def test_round_trip(paths: SweepPaths) -> None:
         assert read_spec(paths, spec.run_id).typed().seed == spec.config["seed"]
 
 
+def test_who_has_the_loop() -> None:
+    shared, own = make_spec(), make_spec("train.main=jobs.own_loop.main", "trust=[jobs]")
+    program = make_spec("train.command='sh -c true'")
+    assert [(spec.is_program, spec.is_own_loop) for spec in (shared, own, program)] == [
+        (False, False),
+        (False, True),
+        (True, True),
+    ]
+
+
 def test_no_sweep_has_no_specs(paths: SweepPaths) -> None:
     assert read_specs(paths) == {}
     with pytest.raises(RunStateError, match="holds no run x"):

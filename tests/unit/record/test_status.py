@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,8 +17,10 @@ from hpc_trainer.record.files import write_json
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.processes import process_name
+from hpc_trainer.record.reading import Faults, list_folder
 from hpc_trainer.record.states import RunState
-from hpc_trainer.record.status import RunStatus, gpu_hours, read_status
+from hpc_trainer.record.status import RunStatus, gpu_hours, known_specs, read_status
+from hpc_trainer.record.submissions import read_ledger
 from tests.unit.record.builders import make_spec, make_specs
 from tests.unit.record.sweeps import SweepOnDisk
 from tests.unit.slurm.fake_slurm import FakeSlurm
@@ -32,6 +37,25 @@ def sweep(tmp_path: Path, fake_slurm: FakeSlurm) -> SweepOnDisk:
 def _one(sweep: SweepOnDisk) -> RunStatus:
     (run,) = read_status(sweep.paths).runs
     return run
+
+
+def test_an_error_of_the_file_system_on_the_specs_is_kept_as_one(
+    sweep: SweepOnDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a file server does not show for a moment is not lost: whoever reads must be able to tell."""
+    sweep.submit()
+    opened = os.open
+
+    def refused(path: str, *rest: Any, **more: Any) -> int:
+        if os.fspath(path).endswith("specs.jsonl"):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return opened(path, *rest, **more)
+
+    monkeypatch.setattr(os, "open", refused)
+    faults = Faults()
+    known_specs(sweep.paths, read_ledger(sweep.paths, may_fail=True), list_folder(sweep.paths.folder, faults), faults)
+    assert faults.refusal is not None
+    assert faults.refusal.errno == errno.ESTALE
 
 
 # --- the folder ---

@@ -93,6 +93,10 @@ def test_a_second_look_opens_no_folder_and_says_the_same(sweep: SweepOnDisk, rea
 
 
 def test_a_status_from_summaries_is_that_from_the_files(sweep: SweepOnDisk) -> None:
+    sweep.beat(2, attempt=0, step=200, loss=0.25)  # its last record is all that tells of its metrics
+    write_json(sweep.run(2).result, {"step": 200, "metrics": {}})
+    _age(sweep.run(2))
+    assert read_status(sweep.paths).runs[2].metrics["loss"] == 0.25
     from_files = _runs(read_status(sweep.paths))
     assert _runs(read_status(sweep.paths, is_look=True)) == from_files
     assert _runs(read_status(sweep.paths, is_look=True)) == from_files

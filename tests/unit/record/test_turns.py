@@ -158,6 +158,25 @@ def test_status_of_a_pool_on_slurm(tmp_path: Path, fake_slurm: FakeSlurm) -> Non
     ]  # fmt: skip
 
 
+def test_a_run_that_a_slot_of_a_new_pool_gave_back_does_not_wait_for_slots_that_are_gone(
+    tmp_path: Path, fake_slurm: FakeSlurm
+) -> None:
+    """A job may be missing in squeue just after sbatch, but not one that has begun and ended an attempt."""
+    sweep = SweepOnDisk(tmp_path / "runs" / "sweep", make_specs(3, "cluster=slurm"))
+    pool = _pool(sweep, "500")  # a moment ago
+    fake_slurm.answer("squeue", "")
+    fake_slurm.answer("sacct", "")
+    assert [run.state for run in read_status(sweep.paths).runs] == [RunState.PENDING] * 3, "it is too new for squeue"
+    slot = _turns(sweep, _holder(pool, 0, job_id="500_0", process="n1:1:1.0"))
+    turn = slot.take(sweep.specs[0].run_id)
+    assert turn is not None
+    sweep.start(0, job_id="500_0", executor=POOL)
+    sweep.end(0, state=RunState.PREEMPTED, cause="stopped")
+    slot.end(turn, RunState.PREEMPTED)
+    states = [(run.state, run.cause) for run in read_status(sweep.paths).runs]
+    assert states == [(RunState.PREEMPTED, "stopped"), (RunState.PENDING, None), (RunState.PENDING, None)]
+
+
 def test_a_run_of_a_local_pool_waits_while_a_slot_lives_and_needs_a_submit_when_none_does(sweep: SweepOnDisk) -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         name = process_name(process.pid)

@@ -79,7 +79,7 @@ def test_one_that_lives_is_left_alone(tmp_path: Path) -> None:
 def test_one_that_comes_back_to_life_goes_on(tmp_path: Path) -> None:
     done = _run("late", tmp_path / "none", 2.0)
     assert (done.returncode, done.stdout) == (0, "lives 1\n"), done.stderr
-    assert done.stderr.endswith("watchdog: it lives again, and may go on.\n")
+    assert done.stderr.endswith("watchdog: it gives signs of life again, and may continue.\n")
 
 
 @pytest.mark.parametrize("how", ["follows", "stuck"])

@@ -183,5 +183,5 @@ def test_the_sampler_of_a_search_knows_the_trials_of_an_earlier_one(tmp_path: Pa
     assert "search.from=none is not the sweep of another search" in nowhere
     assert "search.from=new is not the sweep of another search" in itself
     assert "that search looked for the smallest eval_loss" in metric
-    assert "none of its 16 trials has a result and lies in this space" in outside
+    assert "none of its 16 trials has a result and fits into this space" in outside
     assert "search.from_sweep" in random

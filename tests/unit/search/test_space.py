@@ -61,7 +61,7 @@ def test_an_axis_that_says_nothing_is_refused(axis: str, said: str) -> None:
     ("words", "said"),
     [
         (("search.mode=max",), "search.mode=max would look for the worst eval_loss. Use search.mode=min"),
-        (("search.metric=eval_los",), "no metric of these runs. Did you mean eval_loss?"),
+        (("search.metric=eval_los",), "not a metric of these runs. Did you mean eval_loss?"),
         (
             ("search=asha", "search.rungs=[4,64]"),
             "a rung is before the last step, and train.num_steps=64. Leave out 64",
@@ -186,7 +186,7 @@ def test_points_of_a_finite_space_with_conditions_are_counted_once() -> None:
     [
         ("optim.momentum", "a condition is written KEY if CONDITION"),
         ("optim.momentun if optim == 'sgd'", "Did you mean optim.momentum?"),
-        ("optim.momentum if model == 'mlp'", "which reads axes of the search. model is none"),
+        ("optim.momentum if model == 'mlp'", "which reads axes of the search. model is not an axis"),
         ("optim.momentum if print(1)", "is not allowed here"),
         ("optim if optim.lr > 0.1", "optim chooses files of a group"),
         ("optim.lr if optim.momentum > 0.1','optim.momentum if optim.lr > 0", "read each other"),
@@ -203,7 +203,7 @@ def test_a_condition_that_says_nothing_is_refused(when: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("axis", "said"),
     [
-        ("optim.lr=tag(lg,interval(1e-4,1))", "the tag of an axis is log, and lg is none"),
+        ("optim.lr=tag(lg,interval(1e-4,1))", "an axis has only the tag log, not lg"),
         ("train.num_steps=tag(log,range(10,100,10))", "a log axis has no steps"),
     ],
 )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import time
 
 import pytest
 
 from hpc_trainer.errors import MissingCommandError, RefusedError, SilentError, SlurmError, UnclearError
-from hpc_trainer.slurm.commands import has_slurm, run_slurm, submit_environment
+from hpc_trainer.slurm.commands import has_slurm, run_slurm, submit_environment, user_name
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
 
@@ -73,6 +74,13 @@ def test_a_command_that_hangs_is_left(fake_slurm: FakeSlurm) -> None:
     with pytest.raises(SilentError, match=r"squeue did not answer within 0\.3 s"):
         run_slurm(["squeue"], timeout_s=0.3)
     assert time.monotonic() - began < 20
+
+
+def test_a_user_without_a_name_is_named_by_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container often has no line of the user in /etc/passwd."""
+    assert user_name() == pwd.getpwuid(os.getuid()).pw_name
+    monkeypatch.setattr(os, "getuid", lambda: 4_123_456_789)
+    assert user_name() == "4123456789"
 
 
 @pytest.mark.usefixtures("no_slurm")

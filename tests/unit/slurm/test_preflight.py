@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.slurm.limits import Association, Limits, NodeGroup, Partition, find_shape_problems, longest_limit
-from hpc_trainer.slurm.shape import Shape
+from hpc_trainer.slurm.limits import Association, Limits, NodeGroup, Partition
+from hpc_trainer.slurm.shape import Shape, find_shape_problems, longest_limit
 
 SHAPE = Shape(
     num_nodes=1, tasks_per_node=4, gpus_per_node=4, cpus_per_task=8, mem_gb_per_node=None, mem_gb_per_gpu=None,
@@ -44,6 +44,20 @@ def test_what_fits_has_no_problem() -> None:
     assert _problems(partition="long", gpus_per_node=0, tasks_per_node=1, time_limit_min=99_999) == []
     assert _problems(constraint="ib|eth") == []
     assert _problems(constraint="[ib*2&eth*1]") == [], "left to Slurm"
+
+
+def test_the_account_of_a_fix_may_use_the_partition() -> None:
+    """A partition that denies an account has no list of those that it allows."""
+    for partition in (
+        dataclasses.replace(GPU, allow_accounts=None, deny_accounts=("lab",)),
+        dataclasses.replace(GPU, allow_accounts=("poor",)),
+    ):
+        limits = dataclasses.replace(LIMITS, partitions={"gpu": partition})
+        assert _problems(limits) == [
+            "cluster.account=lab may not use partition gpu. Use cluster.account=poor. (hardware=mine)"
+        ]
+    alone = dataclasses.replace(limits, associations=LIMITS.associations[:1])
+    assert _problems(alone) == ["cluster.account=lab may not use partition gpu. Use another partition. (hardware=mine)"]
 
 
 def test_nothing_known_is_no_problem() -> None:

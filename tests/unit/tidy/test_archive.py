@@ -16,7 +16,7 @@ import pytest
 
 from hpc_trainer.cli.run_verbs import status_json
 from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError
-from hpc_trainer.operate.results import result_rows
+from hpc_trainer.operate.results import result_table
 from hpc_trainer.operate.why import explain
 from hpc_trainer.record.files import append_lines
 from hpc_trainer.record.layout import SweepPaths
@@ -74,7 +74,7 @@ def test_all_verbs_work_after_archive_rm_and_unarchive(
 ) -> None:
     change_tags(sweep.paths, ["kept"])
     before = read_status(sweep.paths)
-    seen = status_json(before), result_rows(before), [explain(before, run).verdict for run in before.runs]
+    seen = status_json(before), result_table(before).rows, [explain(before, run).verdict for run in before.runs]
     file = tmp_path / f"mine{ending}"
     done = _pack(sweep.paths, file)
     assert done.num_files > 10
@@ -85,7 +85,7 @@ def test_all_verbs_work_after_archive_rm_and_unarchive(
     after = read_status(SweepPaths(back.place))
     states = [run.state.value for run in after.runs]
     assert states == ["COMPLETED", "FAILED", "CANCELLED", "COMPLETED"]
-    again = status_json(after), result_rows(after), [explain(after, run).verdict for run in after.runs]
+    again = status_json(after), result_table(after).rows, [explain(after, run).verdict for run in after.runs]
     assert again == seen
     assert read_labels(SweepPaths(back.place)).tags == ("kept",)
     kept = sorted(path.name for path in SweepPaths(back.place).run(sweep.specs[0].run_id).checkpoints.iterdir())
@@ -114,7 +114,7 @@ def test_where_no_archive_goes(sweep: SweepOnDisk, tmp_path: Path, fake_slurm: F
     for file, why in (
         (tmp_path / "x.zip", "the ending of an archive is"), (tmp_path / ".tar", "the ending"),
         (tmp_path / "there.tar", "exists already"), (tmp_path / "no" / "x.tar", "there is no folder"),
-        (sweep.paths.folder / "x.tar", "would lie in the sweep"),
+        (sweep.paths.folder / "x.tar", "would be inside the sweep"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=why):
             _pack(sweep.paths, file)

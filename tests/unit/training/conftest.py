@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,6 @@ import torch
 
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.store import CheckpointStore
-
-_ROOT = str(Path(__file__).resolve().parents[3])
-if _ROOT not in sys.path:  # plain "pytest" does not put the project's folder there
-    sys.path.insert(0, _ROOT)
 
 
 @pytest.fixture

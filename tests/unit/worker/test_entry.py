@@ -62,7 +62,7 @@ def test_a_run_that_is_over_leaves_at_once(sweep: SweepOnDisk, marker: str, inde
     done = _worker(sweep, "--array", submission.uuid, SLURM_ARRAY_TASK_ID=str(index))
     assert done.returncode == 0, done.stderr
     run_id = sweep.specs[index].run_id
-    assert done.stdout.splitlines() == [f"{run_id}: {marker} stands; nothing to do.", "light"]
+    assert done.stdout.splitlines() == [f"{run_id}: the marker {marker} exists; nothing to do.", "light"]
     assert journal_records(sweep.run(index).folder) == []
 
 

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpc_trainer.operate.hold import hold_runs, release_runs
+from hpc_trainer.operate.control import hold_runs, release_runs
 from hpc_trainer.operate.report.data import build_report
 from hpc_trainer.record.files import claim
 from hpc_trainer.record.holds import write_hold

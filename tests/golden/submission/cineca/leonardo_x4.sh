@@ -6,6 +6,7 @@
 #SBATCH --cpus-per-task=8
 #SBATCH --gres=gpu:4
 #SBATCH --job-name=golden-01234567
+#SBATCH --mem-per-gpu=122880M
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=4
 #SBATCH --open-mode=append

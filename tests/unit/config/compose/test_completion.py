@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.config.compose.completion import choices_in, conf_dir, overrides_like
+from hpc_trainer.config.compose.completion import choices_in, overrides_like
 from hpc_trainer.config.compose.composer import Composer
+from hpc_trainer.config.compose.own_files import conf_dir
 from hpc_trainer.config.store import DECLARED
 
 

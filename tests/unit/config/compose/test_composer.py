@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_trainer.config.compose import wrong_overrides
-from hpc_trainer.config.compose.completion import conf_dir
 from hpc_trainer.config.compose.composer import Composer
 from hpc_trainer.config.compose.overrides import override_value
+from hpc_trainer.config.compose.own_files import conf_dir
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.store import DECLARED

@@ -11,9 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpc_trainer.config.compose.completion import conf_dir
 from hpc_trainer.config.compose.fast_compose import GridComposer
-from hpc_trainer.config.compose.own_files import read_user_config
+from hpc_trainer.config.compose.own_files import conf_dir, read_user_config
 from hpc_trainer.errors import ConfigError, UntrustedFileError
 from tests.composed import expand
 

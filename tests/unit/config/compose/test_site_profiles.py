@@ -115,3 +115,19 @@ def test_a_plan_warns_of_what_the_site_does_not_give(words: list[str], note: str
     notes = freeze_grid([*PROGRAM, "hardware=olcf/frontier_x8", *words]).notes
     assert len(notes) == (note is not None), notes
     assert note is None or note in notes[0]
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    ("words", "note"),
+    [
+        (["hardware.time_limit_min=1441"], "gives partition boost_usr_prod at most 1440 minutes"),
+        (["hardware.time_limit_min=5760", "hardware.qos=boost_qos_lprod"], None),
+        (["hardware.time_limit_min=5761", "hardware.qos=boost_qos_lprod"], "QOS boost_qos_lprod at most 5760 minutes"),
+        (["hardware.num_nodes=128", "hardware.qos=boost_qos_bprod"], None),
+    ],
+)
+def test_limits_of_a_named_qos_replace_those_of_its_partition(words: list[str], note: str | None) -> None:
+    notes = freeze_grid([*PROGRAM, "hardware=cineca/leonardo_x4", *words]).notes
+    assert len(notes) == (note is not None), notes
+    assert note is None or note in notes[0]

@@ -25,8 +25,7 @@ from hpc_trainer.config import schema
 from hpc_trainer.config.identity import config_digest
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.rules.validate import find_problems
-from hpc_trainer.config.schema.feature_keys import keys_class
-from hpc_trainer.config.schema.key import Declared, Identity, Key, declared, declared_keys
+from hpc_trainer.config.schema.key import Declared, Identity, Key, declared, declared_keys, keys_class
 from hpc_trainer.config.schema.optim import OptimConfig
 from hpc_trainer.config.schema.parallel import ParallelConfig
 from hpc_trainer.config.schema.train import LoopConfig, TrainConfig

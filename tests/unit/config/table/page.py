@@ -11,7 +11,7 @@ _HEAD = """# What goes with what
 
 Each line is a refusal of `plan` and `submit`, with the reason. A key alone means any value but its default. What is not
 here goes together: `make test-long` trains each such pair that needs no GPU. Made of the declarations of features
-(`hpc_trainer/features/`) and of the core's own choices (`hpc_trainer/config/table/core_table.py`):
+(`hpc_trainer/features/`) and of the core's own choices (`hpc_trainer/config/table/declarations.py`):
 `HPC_TRAINER_UPDATE_GOLDEN=1 make unit` writes it anew.
 
 | this | | with this | because |

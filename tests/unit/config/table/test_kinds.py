@@ -12,7 +12,7 @@ from hpc_trainer.config.schema.model import ModelConfig, Trait
 from hpc_trainer.config.store import VARIANTS
 from hpc_trainer.config.table.choice import split
 from hpc_trainer.config.table.declarations import declarations
-from hpc_trainer.config.table.kinds import datasets, models
+from hpc_trainer.config.table.feature import datasets, models
 
 
 @dataclass(kw_only=True, slots=True)
@@ -57,7 +57,7 @@ def test_each_data_set_says_if_it_is_text() -> None:
 
 
 def test_no_row_lists_models_by_hand() -> None:
-    """Whoever adds one would have to find them all: `models(..)` (config/table/kinds.py) says of what sort they are."""
+    """Whoever adds one would have to find them all: `models(..)` (config/table/feature.py) tells their sort."""
     made = {models(having=has, without=lacks)() for has in _SORTS for lacks in _SORTS}
     made |= {models(key="dropout")(), models(having=[Trait.channel_groups], also=["custom"])()}
     lists = {

@@ -134,12 +134,12 @@ def test_broken_documents_are_listed_and_refused_or_left_out(tmp_path: Path) -> 
     (texts / "latin.txt").write_bytes("müde\nund gut\n".encode("latin-1"))
     with pytest.raises(RunStateError, match="1 of 21 documents cannot be read"):
         _prepare(texts, tmp_path / "out", tokenizer=str(file))
-    assert (tmp_path / "out" / "broken.txt").read_text() == "latin.txt: it is not UTF-8: byte 1 of it\n"
+    assert (tmp_path / "out" / "broken.txt").read_text() == "latin.txt: it is not UTF-8 at byte 1\n"
     done = _prepare(texts, tmp_path / "out", Settings(skip_broken=True), tokenizer=str(file))
     assert (done.num_made, done.num_broken) == (0, 1)
     assert sum(each["documents"] for each in done.counts.values()) == 20
     _prepare(texts, tmp_path / "lines", Settings(skip_broken=True), tokenizer=str(file), document="line")
-    assert (tmp_path / "lines" / "broken.txt").read_text() == "latin.txt, byte 0: it is not UTF-8: byte 1 of it\n"
+    assert (tmp_path / "lines" / "broken.txt").read_text() == "latin.txt, byte 0: it is not UTF-8 at byte 1\n"
 
 
 def test_bad_input_is_refused_with_file_and_fix(tmp_path: Path) -> None:

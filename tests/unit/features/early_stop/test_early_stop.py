@@ -48,7 +48,7 @@ def test_the_state_comes_back_and_an_evaluation_counts_once() -> None:
     resumed.see(20, {"m": 4.0})
     assert resumed.state_dict() == early.state_dict()
     resumed.see(30, {"m": 5.0})
-    assert resumed.reason_to_stop == "early stop: m is no better for 2 evaluations, best 3 at step 10"
+    assert resumed.reason_to_stop == "early stop: m has not improved for 2 evaluations, best 3 at step 10"
 
 
 def test_without_patience_nothing_ends_and_an_unknown_metric_is_named() -> None:
@@ -74,7 +74,7 @@ def test_a_run_that_gets_no_better_ends_complete_at_the_same_step(tmp_path: Path
     assert play(config, tmp_path / "run", RankGroup(), len(stops), None) == "done"
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["step"], result["num_steps"], result["cause"]) == (8, 40, "early_stop")
-    assert result["reason"].startswith("early stop: eval_accuracy is no better for 3 evaluations, best 0.")
+    assert result["reason"].startswith("early stop: eval_accuracy has not improved for 3 evaluations, best 0.")
     assert (tmp_path / "run" / "DONE").exists()
     assert (tmp_path / "run" / "checkpoints" / "step-00000008").is_dir()
     evaluated = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

@@ -199,8 +199,8 @@ LINES = (
     "88% less loader processes and their memory",
     "a step waits 50 of 100 ms for its batch (50%), and each picture is a file of its own. hpc-trainer data prepare "
     "images {pictures} --to SHARDS --size 256, then data=image_shards: up to 2x faster",
-    "training stood still for its checkpoints 20% of the time (25 s). checkpoint.asynchronous=true: about 1.22x faster",
-    "training stood still for its checkpoints 33% of the time (50 s), with one every 1 steps. checkpoint.every=auto: "
+    "training stopped for its checkpoints 20% of the time (25 s). checkpoint.asynchronous=true: about 1.22x faster",
+    "training stopped for its checkpoints 33% of the time (50 s), with one every 1 steps. checkpoint.every=auto: "
     "about 1.5x faster",
     "33% of the training was steps that were done again (50 s in 3 attempts), with a checkpoint every 1000 steps. "
     "checkpoint.every_steps=19: about 1.49x faster",

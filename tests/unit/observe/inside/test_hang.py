@@ -86,8 +86,8 @@ def test_ranks_whose_code_does_not_agree() -> None:
     strange = dataclasses.replace(flight(3, 811), collectives=(*flight(3, 811).collectives, other))
     says = _joined(*IN_A_LOOP.values(), strange)
     assert says == (
-        f"rank 0 on node00 is in {IN_812}, and rank 3 on node03 in the same place in broadcast of long[1]: the code of "
-        "the ranks does not agree."
+        f"rank 0 on node00 is in {IN_812}, and rank 3 on node03 in the same place in broadcast of long[1]: the "
+        "ranks run different code."
     )
 
 

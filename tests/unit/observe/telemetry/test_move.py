@@ -91,7 +91,7 @@ def test_it_stays_where_slurm_would_not_start_it_and_asks_again_later(
     assert (flag.is_set, read_move(paths, 0)) == (False, None)
     assert len(fake_slurm.calls("sbatch")) == 1
     (said,) = [each.getMessage() for each in caplog.records]
-    assert "The run goes on here: without n7 Slurm would not start it" in said
+    assert "The run continues on this node: without n7 Slurm would not start it" in said
     assert NO_NODE in said
     _play(fake_slurm)  # a drained node is back
     now[0] = 600.0

@@ -10,7 +10,7 @@ from hpc_trainer.observe import telemetry
 from hpc_trainer.observe.sampler import move_of
 from hpc_trainer.observe.telemetry import Device, DeviceWarning, Host, Sample, Trouble, append_samples, write_warnings
 from hpc_trainer.observe.telemetry_views import render_telemetry, telemetry_charts
-from hpc_trainer.operate.results import result_rows
+from hpc_trainer.operate.results import result_table
 from hpc_trainer.operate.why import explain
 from hpc_trainer.record.journal import write_move
 from hpc_trainer.record.reading import Faults
@@ -78,7 +78,7 @@ def test_energy_of_all_attempts_and_ranks(sweep: SweepOnDisk) -> None:
                 host=Host(energy_j=1e9),
             )  # fmt: skip
             append_samples(paths, [sample])
-    known, unknown = result_rows(read_status(sweep.paths))
+    known, unknown = result_table(read_status(sweep.paths)).rows
     assert (known["energy_kwh"], known["j_per_sample"], known["co2_g"]) == (2.0, 7.2e6 / (8 * 50), 800.0)
     assert not {"energy_kwh", "j_per_sample", "co2_g"} & unknown.keys()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-_ROOT = Path(__file__).resolve().parents[3]
+_ROOT = Path(__file__).resolve().parents[2]
 if str(_ROOT) not in sys.path:  # plain "pytest" does not put the project's folder there
     sys.path.insert(0, str(_ROOT))
 

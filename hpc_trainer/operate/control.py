@@ -1,9 +1,11 @@
-"""Cancelling of runs: first a marker file that outlives every process, then the signal."""
+"""Cancelling, holding and releasing of runs: first a marker file that outlives every process, then Slurm is asked."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
+import shutil
 import signal
 import time
 from collections.abc import Collection, Sequence
@@ -11,12 +13,13 @@ from collections.abc import Collection, Sequence
 from hpc_trainer.errors import RunStateError, SlurmError
 from hpc_trainer.operate.find import prepare_to_write
 from hpc_trainer.record.files import make_folder, write_json, write_marker
+from hpc_trainer.record.holds import write_hold
 from hpc_trainer.record.processes import is_alive, pid_of
-from hpc_trainer.record.reading import read_json
-from hpc_trainer.record.states import CANCEL, POOL, RunState
+from hpc_trainer.record.reading import is_there, read_json
+from hpc_trainer.record.states import CANCEL, HOLD, POOL, RunState
 from hpc_trainer.record.status import PoolStatus, RunStatus, SweepStatus, read_status
 from hpc_trainer.record.turns import slot_folder
-from hpc_trainer.slurm.jobs import cancel_jobs
+from hpc_trainer.slurm.jobs import cancel_jobs, hold_jobs, release_jobs
 
 
 def cancel_runs(
@@ -24,7 +27,7 @@ def cancel_runs(
 ) -> list[str]:
     """Cancel those of `runs` that are not over, and return their ids. They do not restart by themselves.
 
-    The marker is written first, whatever the state: another process may be resubmitting an interrupted run at this
+    The marker is written first, in every state: another process may be resubmitting an interrupted run at this
     moment, and reads the marker last. A run is over if it is complete or has recorded its own failure. A job gets a
     signal only if it surely belongs to the run: Slurm reuses job ids.
 
@@ -78,8 +81,8 @@ def _cancel_here(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool, 
     may_have_jobs = any(run.has_slurm_job for run in (*chosen, *marked))
     if status.queue_error is not None and (may_have_jobs or status.ledger.unread is not None):
         raise SlurmError(
-            f"{status.queue_error.rstrip('.')}. Whether jobs with the ids of these runs are still theirs is not known, "
-            "so none was cancelled; the runs are marked, and end when they look. Run the same command again."
+            f"{status.queue_error.rstrip('.')}. It is unknown whether the jobs still belong to these runs, "
+            "so no job was cancelled. The runs are marked, and end when they see the mark. Run the same command again."
         )
     if is_whole:
         status.sweep.hold.unlink(missing_ok=True)  # nothing is left that could be held
@@ -99,7 +102,7 @@ def _pools_without_runs(status: SweepStatus, cancelled: Collection[str]) -> list
 
 
 def _end_slots(status: SweepStatus, pools: Sequence[PoolStatus]) -> None:
-    """Mark the slots of pools, so that none brings its job back, and stop those that are processes of this machine."""
+    """Mark the slots of pools, so that none requeues its job, and stop those that are processes of this machine."""
     for pool in pools:
         for element in range(pool.submission.slots):
             slot = slot_folder(status.sweep, pool.submission.uuid, element)
@@ -171,3 +174,129 @@ def _stop_local(runs: Sequence[RunStatus]) -> None:
         if is_alive(run.attempts[-1].process):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(run.attempts[-1].pid, signal.SIGTERM)
+
+
+_WAITS = (RunState.PENDING, RunState.REQUEUED, RunState.HELD)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Result of `hold_runs`: ids of the runs that are held, of those asked to save, and of those left alone."""
+
+    held: tuple[str, ...] = ()
+    saving: tuple[str, ...] = ()
+    at_work: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Released:
+    """Result of `release_runs`: ids of the released runs, and of those among them that must be submitted again."""
+
+    released: tuple[str, ...] = ()
+    to_submit: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def hold_runs(
+    status: SweepStatus, runs: Sequence[RunStatus], *, save: bool = False, is_whole: bool = False, why: str = ""
+) -> Held:
+    """Hold those of `runs` that wait; with `save` also those that work, which save a checkpoint and leave first.
+
+    The marker is written before Slurm is asked: a job that begins in between finds it at its next start.
+
+    Args:
+        status: status of the sweep.
+        runs: the runs.
+        save: hold running runs too.
+        is_whole: these are all runs of the sweep. One marker in the sweep's folder then holds all of them, also those
+            that a preemption puts back into the queue.
+        why: the reason, if it is not the user's wish.
+
+    Raises:
+        RunStateError: jobs are, or may be, on another cluster, or runs at work in a pool on Slurm should save; nothing
+            was held.
+        SlurmError: squeue or scontrol did not answer. The markers stay, and the same command may be repeated.
+    """
+    elsewhere = next((run for run in runs if run.elsewhere is not None), None)
+    if elsewhere is not None:
+        raise RunStateError(
+            f"{elsewhere.run_id} was {elsewhere.elsewhere}. Nothing was held: run the same command there."
+        )
+    pooled = next((run for run in runs if save and run.state is RunState.RUNNING and _is_in_slurm_pool(run)), None)
+    if pooled is not None:
+        raise RunStateError(
+            f"{pooled.run_id} is at work in a job of a pool, and a signal would reach all runs of that job. Nothing "
+            "was held. Without --save, waiting runs are held, and running runs continue to their end."
+        )
+    prepare_to_write(status.sweep, [run.run_id for run in runs])
+    waiting = [run for run in runs if run.state in _WAITS]
+    running = [run for run in runs if run.state is RunState.RUNNING]
+    saving = running if save else []
+    if is_whole and (waiting or saving):
+        write_hold(status.sweep.hold, why)
+    for run in (*(() if is_whole else waiting), *saving):
+        make_folder(status.sweep.run(run.run_id).folder)
+        write_hold(status.sweep.run(run.run_id).marker(HOLD), why)
+    if status.queue_error is not None and any(run.has_slurm_job for run in (*waiting, *saving)):
+        raise SlurmError(
+            f"{status.queue_error.rstrip('.')}. It is unknown whose jobs these are, so none was held in Slurm. A run "
+            "that starts in spite of that finds its hold and leaves. Run the same command again."
+        )
+    notes = hold_jobs([*_waiting_jobs(waiting), *(_waiting_slots(status) if is_whole else ())])
+    signal_running(saving)
+    unknown = [run.run_id for run in runs if run.state is RunState.UNKNOWN]
+    notes += [f"{len(unknown)} run(s) are UNKNOWN and were left alone: {unknown[0]}"] if unknown else []
+    return Held(
+        held=tuple(run.run_id for run in waiting), saving=tuple(run.run_id for run in saving),
+        at_work=() if save else tuple(run.run_id for run in running), notes=tuple(notes),
+    )  # fmt: skip
+
+
+def _is_in_slurm_pool(run: RunStatus) -> bool:
+    return run.submission is not None and run.submission.is_pool and run.submission.executor == "slurm"
+
+
+def _waiting_slots(status: SweepStatus) -> list[str]:
+    """Return the jobs of slots that have not begun; a slot at work takes no run of a held sweep."""
+    return [job_id for pool in status.pools for job_id in pool.waiting]
+
+
+def _waiting_jobs(runs: Sequence[RunStatus]) -> list[str]:
+    """Return the jobs of these runs that wait in Slurm's queue, also those on other hardware."""
+    own = [run.waiting_job for run in runs if run.waiting_job is not None and run.own_job is not None]
+    return [*own, *(job_id for run in runs for _, job_id in run.rivals)]
+
+
+def release_runs(status: SweepStatus, runs: Sequence[RunStatus], *, is_whole: bool = False) -> Released:
+    """Take back the holds of `runs`, ours and Slurm's, and say which of them have no job any more.
+
+    Raises:
+        RunStateError: single runs of a sweep are named that is held as a whole.
+        SlurmError: squeue or scontrol did not answer; the same command may be repeated.
+    """
+    sweep = status.sweep
+    if status.hold is not None and not is_whole:
+        raise RunStateError(f"{sweep.name} is {status.hold.words}. Release all of it: hpc-trainer release {sweep.name}")
+    prepare_to_write(sweep, [run.run_id for run in runs])
+    held = [run for run in runs if run.state is RunState.HELD]
+    marked = [run for run in runs if is_there(sweep.run(run.run_id).marker(HOLD))]
+    if status.queue_error is not None and any(run.has_slurm_job for run in held):
+        raise SlurmError(f"{status.queue_error.rstrip('.')}. Nothing was released. Run the same command again.")
+    for run in marked:
+        sweep.run(run.run_id).marker(HOLD).unlink(missing_ok=True)
+    if is_whole:
+        sweep.hold.unlink(missing_ok=True)
+        shutil.rmtree(sweep.alike, ignore_errors=True)  # the next failures count anew
+    notes = release_jobs([*_waiting_jobs(held), *(_waiting_slots(status) if is_whole else ())])
+    chosen = dict.fromkeys(run.run_id for run in (*held, *marked))
+    now = read_status(sweep).open_runs if chosen else {}
+    again = [run_id for run_id in chosen if run_id in now and _has_no_job(now[run_id])]
+    return Released(released=tuple(chosen), to_submit=tuple(again), notes=tuple(notes))
+
+
+def _has_no_job(run: RunStatus) -> bool:
+    """Return True if nothing starts the run by itself: it left because of the hold, or waits in the sweep's queue."""
+    # A job that began in spite of the hold left an empty folder.
+    left_at_once = run.state in (RunState.FAILED, RunState.GONE) and not run.attempts
+    return run.state.needs_submit or run.waits_in_sweep or left_at_once
