@@ -133,11 +133,14 @@ def test_a_lost_node_and_a_time_limit_without_progress(driver: Driver) -> None:
     slurm.give_up(node)
     driver.wait_for_states("lost", "NODE_FAIL")
     _seen(driver, "lost", "node_fail", records)
-    driver.submit(*words, "hardware.time_limit_min=1", "cluster.max_no_progress=1", "sweep_name=limit")
-    slurm.wait_for(lambda: driver.attempts("limit", "end"), 200, "the time limit")
-    (end,) = driver.attempts("limit", "end")
-    assert (end["cause"], end["action"]) == ("timeout", "requeue")
-    driver.start_again(driver.only_run("limit")["job_id"])
+    program = driver.folder / "slow.sh"
+    program.write_text("""echo '{"step": 1, "loss": 2.0}' >>"$HPC_TRAINER_METRICS"\nsleep 600\n""")
+    limit = ("hardware=testbed_x1", "hardware.time_limit_min=1", "cluster.max_no_progress=1", "sweep_name=limit")
+    driver.submit("--command", f"sh {program}", *limit)
+    for number in range(2):
+        slurm.wait_for(lambda number=number: len(driver.attempts("limit", "end")) > number, 200, "the time limit")
+        assert driver.attempts("limit", "end")[number]["cause"] == "timeout"
+        driver.start_again(driver.only_run("limit")["job_id"])
     driver.wait_for_states("limit", "FAILED")
     _seen(driver, "limit", "no_progress", records)
     _keep(records)
