@@ -114,7 +114,7 @@ def test_where_no_archive_goes(sweep: SweepOnDisk, tmp_path: Path, fake_slurm: F
     for file, why in (
         (tmp_path / "x.zip", "the ending of an archive is"), (tmp_path / ".tar", "the ending"),
         (tmp_path / "there.tar", "exists already"), (tmp_path / "no" / "x.tar", "there is no folder"),
-        (sweep.paths.folder / "x.tar", "would lie in the sweep"),
+        (sweep.paths.folder / "x.tar", "would be inside the sweep"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=why):
             _pack(sweep.paths, file)
