@@ -209,6 +209,26 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+_HYDRA_APP = """
+import hydra
+from hydra.core.config_store import ConfigStore
+
+store = ConfigStore.instance()
+store.store(name="config", node={"defaults": [{"model": "small"}, "_self_"], "optim": {"lr": 0.1}})
+for name in ("small", "big"):
+    store.store(group="model", name=name, node={"name": name})
+
+
+@hydra.main(version_base=None, config_name="config")
+def main(config):
+    pass
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
 @pytest.mark.few(20)
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda each: f"{each.page.stem}: {' '.join(each.words)}"[:90])
 def test_documented_commands_compose(
@@ -234,7 +254,7 @@ def test_documented_commands_compose(
         (tmp_path / "fit.sh").chmod(0o755)
     is_search = any(word.startswith("search=") for word in command.words)
     if is_search:
-        (tmp_path / "train.py").touch()  # a program of the reader's
+        (tmp_path / "train.py").write_text(_HYDRA_APP if "--app" in command.words else "")  # a program of the reader's
         monkeypatch.syspath_prepend(warm.OPTUNA)  # this environment's own is too old, for hydra-optuna-sweeper
     if command.page.name == "data_records.md":
         monkeypatch.chdir(request.getfixturevalue("records"))
