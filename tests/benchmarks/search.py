@@ -313,7 +313,7 @@ def picture(plays: Sequence[tuple[Play, Sequence[tuple[Any, Any]]]]) -> str:
                 steps, score = history[-1]
                 parts.append(f'<circle cx="{x(steps):.1f}" cy="{y(score):.1f}" r="2.5" fill="{colour}"/>')
     for place, name in enumerate(("random search", "ASHA")):
-        at = _LEFT + place * 120
+        at = _LEFT + place * 160
         parts.append(f'<rect x="{at}" y="{_HEIGHT - 14}" width="10" height="10" fill="{_COLOURS[place]}"/>')
         parts.append(f'<text x="{at + 15}" y="{_HEIGHT - 5}">{name}, {SEEDS} seeds</text>')
     width = _WIDTH * len(plays)
