@@ -62,6 +62,7 @@ _LOST = ["api/test_jobs_without_files.py", "api/test_lost_lines.py", "api/test_l
 _FROZEN = ["launch/frozen_code/test_snapshot.py", "launch/frozen_code/test_frozen_worker.py"]
 _RULES = ["observe/advice/test_rules.py", "observe/advice/test_gpu_faults.py"]
 NEAREST = {
+    "record/chain": ["launch/test_follow.py", "worker/test_follow.py", "launch/test_stages.py"],
     "record/checkpoint_folders": ["training/checkpoint/test_retention.py", "training/checkpoint/test_store.py"],
     "record/last_words": ["operate/test_why.py", "launch/test_setup_lines.py"],
     "record/layout": ["record/test_files.py", "record/test_spec.py"],
@@ -69,7 +70,7 @@ NEAREST = {
     "record/ledger": ["operate/test_report.py"],
     "record/files": ["record/test_shared_folder.py", "cli/test_permissions.py"],
     "record/journal": ["record/test_worker_files_failure.py", "record/test_worker_files_first_weights.py"],
-    "record/reading": ["record/test_shared_folder.py", "record/test_files.py"],
+    "record/reading": ["record/test_shared_folder.py", "record/test_files.py", "record/test_metrics_log.py"],
     "record/run_state": [
         *_STATE,
         "record/test_lost_life.py",
@@ -92,6 +93,7 @@ NEAREST = {
         "operate/test_report.py",
     ],
     "slurm/commands": ["slurm/test_cluster.py", "slurm/test_sbatch.py"],
+    "slurm/jobs": ["api/test_jobs_without_files.py"],
     "slurm/limits": ["slurm/test_read_limits.py", "launch/test_arrays.py"],
     "slurm/shape": ["slurm/test_preflight.py", "launch/test_plan.py", "launch/test_scripts.py"],
     "slurm/queue": ["slurm/test_accounting.py"],
@@ -102,10 +104,16 @@ NEAREST = {
     "launch/frozen_code/archive": [*_FROZEN, "api/test_changed_code.py", "verify/test_checkout.py"],
     "launch/frozen_code/snapshot": [*_FROZEN, "launch/frozen_code/test_of_command.py", "cli/test_permissions.py"],
     "launch/frozen_code/unpacking": ["launch/frozen_code/test_frozen_worker.py"],
-    "launch/grids": ["launch/test_private_folder.py"],
+    "launch/follow": ["worker/test_follow.py"],
+    "launch/grids": ["launch/test_private_folder.py", "operate/test_hold.py"],
     "launch/plan": ["launch/test_arrays.py", "launch/test_array_parallelism.py"],
     "launch/later_jobs": ["launch/test_successor.py", "launch/test_top_up.py"],
-    "launch/submit": ["launch/test_killed_anywhere.py", "launch/test_private_folder.py"],
+    "launch/submit": [
+        "launch/test_killed_anywhere.py",
+        "launch/test_private_folder.py",
+        "operate/test_hold.py",
+        "notify/test_notify.py",
+    ],
     "observe/advice": ["cli/test_advise.py", *_RULES],
     "observe/facts": _RULES,
     "observe/flight": ["observe/inside/test_flight.py", "observe/inside/test_hang.py"],

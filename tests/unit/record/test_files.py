@@ -27,6 +27,13 @@ from hpc_trainer.record.files import (
 )
 from hpc_trainer.record.reading import check_place, check_trusted, read_json, read_lines
 
+
+def test_numbers_that_json_lacks_are_words(tmp_path: Path) -> None:
+    inf = float("inf")
+    write_json(tmp_path / "file", {"loss": float("nan"), "bounds": [-inf, inf, 1.5]})
+    assert json.loads((tmp_path / "file").read_text()) == {"loss": "NaN", "bounds": ["-Infinity", "Infinity", 1.5]}
+
+
 _WRITER = Path(__file__).with_name("atomic_writer.py")
 
 

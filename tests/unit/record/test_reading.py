@@ -19,6 +19,7 @@ from hpc_trainer.record.reading import (
     MAX_LINE,
     Faults,
     parse_record,
+    parse_together,
     raw_lines,
     read_bytes,
     read_json,
@@ -218,3 +219,9 @@ def test_files_that_are_read_at_once_and_longer_ones_have_the_same_lines(path: P
     assert read_bytes(path, Faults(), limit=size) == data
     faults = Faults()
     assert read_bytes(path, faults, limit=size - 1) is None if size else not faults
+
+
+def test_lines_are_parsed_together_if_each_is_a_record() -> None:
+    assert parse_together([b'{"step": 1}\n', b'{"step": 2}\n']) == [{"step": 1}, {"step": 2}]
+    for lines in ([b"1\n", b"2\n"], [b'{"step": 1}, {}\n'], [b'{"step": 1}\n', b"[]\n"], [b'{"step": 1']):
+        assert parse_together(lines) is None

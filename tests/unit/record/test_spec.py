@@ -12,7 +12,7 @@ from hpc_trainer.config.schema.cluster import GpuRequest
 from hpc_trainer.errors import ConfigError, RunStateError, UntrustedFileError
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.reading import Faults
-from hpc_trainer.record.spec import append_specs, read_spec, read_specs
+from hpc_trainer.record.spec import append_specs, lost_spec, read_spec, read_specs
 from hpc_trainer.slurm.shape import shape_of
 from tests.unit.record.builders import make_config, make_spec, make_specs
 
@@ -36,6 +36,11 @@ def test_round_trip(paths: SweepPaths) -> None:
     assert len(paths.specs.read_text().splitlines()) == len(specs)
     for spec in specs:
         assert read_spec(paths, spec.run_id).typed().seed == spec.config["seed"]
+
+
+def test_a_run_whose_spec_is_lost_asks_for_the_least() -> None:
+    shape = lost_spec("cnn-0123456789").shape
+    assert (shape.num_nodes, shape.world_size, shape.gpus_per_node, shape.cpus_per_task) == (1, 1, 0, 1)
 
 
 def test_who_has_the_loop() -> None:

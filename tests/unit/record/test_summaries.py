@@ -134,7 +134,9 @@ def test_a_folder_set_aside_and_begun_anew_has_nothing_of_before(sweep: SweepOnD
     assert "eval_loss" not in row
 
 
-@pytest.mark.parametrize("damage", ["gone", "cut", "a letter", "foreign", "a pipe", "writable", "newer", "binary"])
+@pytest.mark.parametrize(
+    "damage", ["gone", "cut", "a letter", "foreign", "a pipe", "writable", "newer", "binary", "other types"]
+)
 def test_a_file_that_cannot_be_trusted_costs_time_only(damage: str, sweep: SweepOnDisk, read: Counter[str]) -> None:
     first = _rows(sweep)
     read.clear()
@@ -146,6 +148,9 @@ def test_a_file_that_cannot_be_trusted_costs_time_only(damage: str, sweep: Sweep
         path.write_text(text.replace('"step": 200', '"step": 100'))
     elif damage == "newer":
         path.write_text(text.replace('"format": 1', '"format": 2', 1))
+    elif damage == "other types":
+        records = [json.loads(line) for line in text.splitlines()]
+        path.write_text("".join(f"{json.dumps({**record, 'stamp': None})}\n" for record in records))
     elif damage == "binary":
         path.write_bytes(os.urandom(2_000))
     elif damage == "writable":

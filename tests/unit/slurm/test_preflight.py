@@ -46,6 +46,14 @@ def test_what_fits_has_no_problem() -> None:
     assert _problems(constraint="[ib*2&eth*1]") == [], "left to Slurm"
 
 
+def test_another_partition_is_named_only_against_the_limit_of_a_partition() -> None:
+    (of_qos,) = _problems(qos="fast")
+    assert "must be at most 30, the" in of_qos
+    assert "Or a partition" not in of_qos
+    (of_partition,) = _problems(time_limit_min=2000)
+    assert of_partition.count("Or a partition that allows more: long.") == 1
+
+
 def test_the_account_of_a_fix_may_use_the_partition() -> None:
     """A partition that denies an account has no list of those that it allows."""
     for partition in (
