@@ -98,7 +98,7 @@ def fstab(tmp_path: Path) -> Path:
     path.write_text(
         "# <file system> <mount point> <type> <options>\n\n/dev/root / ext4 defaults 0 1\n/dev/sda2 none swap sw 0 0\n"
         "server:/home /home nfs4 rw 0 0\nserver:/scratch /hpc/scratch nfs4 rw,_netdev 0 0\n"
-        "//nas/lab /lab\\040data cifs ro 0 0\nLABEL=usb /media/usb vfat noauto,user 0 0\nbroken line\n"
+        "//nas/lab /lab\\040data cifs ro\nLABEL=usb /media/usb vfat noauto,user 0 0\nbroken line\n"
     )
     return path
 
