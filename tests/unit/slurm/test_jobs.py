@@ -18,6 +18,7 @@ from hpc_trainer.slurm.jobs import (
     parse_time,
     requeue,
     show_job,
+    show_scripts,
 )
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
@@ -187,3 +188,12 @@ def test_how_a_partition_preempts() -> None:
     assert without == Preemption(mode="REQUEUE", grace_s=0.0, kill_wait_s=90.0)
     assert parse_preemption(line) == Preemption(mode="CANCEL", grace_s=20.0, kill_wait_s=30.0)
     assert parse_preemption("slurm_load_partitions error: Invalid partition name specified\n") is None
+
+
+def test_the_script_of_a_job_is_named_by_its_array_if_it_has_one(fake_slurm: FakeSlurm) -> None:
+    fake_slurm.answer(
+        "scontrol",
+        "JobId=41 JobName=a UserId=me(1) Command=/runs/s/scripts/a.sh WorkDir=/runs\n"
+        "JobId=43 ArrayJobId=42 ArrayTaskId=1 JobName=b Command=/runs/s/scripts/b c.sh WorkDir=/runs\n",
+    )
+    assert show_scripts(["41", "42"]) == {"41": "/runs/s/scripts/a.sh", "42": "/runs/s/scripts/b c.sh"}
