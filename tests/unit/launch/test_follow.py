@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -304,6 +305,24 @@ def test_placeholder_names_one_followed_run_and_counts_in_the_id(runs: Path, fak
     narrowed = [*words[:2], f"after=two/{two.specs[0].run_id}"]
     assert freeze_grid(narrowed).specs[0].run_id != freeze_grid([*words[:2], f"after=two/{two.specs[1].run_id}"])
     assert find_awaited(f"one/{one.specs[0].run_id}", runs) == Awaited(one.sweep.folder, one.specs[0].run_id)
+
+
+@pytest.mark.usefixtures("no_slurm")
+def test_the_local_queue_looks_every_two_seconds_at_runs_of_a_local_queue(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpc_trainer.launch.submit._start_queue", lambda *_: type("Queue", (), {"pid": os.getpid()}))
+    first = _submit("first", "cluster=local")
+    grid = _grid("second", "cluster=local", "after=first")
+    submit_grid(grid)
+    gate, now = Gate(grid.sweep), 1000.0
+    monkeypatch.setattr("hpc_trainer.launch.follow.time", SimpleNamespace(monotonic=lambda: now))
+    assert not gate.is_open(grid.specs[0])
+    _end(first, RunState.COMPLETED)
+    now += 1.9
+    assert not gate.is_open(grid.specs[0]), "it has not looked again"
+    now += 0.2
+    assert gate.is_open(grid.specs[0])
 
 
 @pytest.mark.usefixtures("no_slurm")

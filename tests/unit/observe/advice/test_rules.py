@@ -389,6 +389,7 @@ def test_facts_that_nobody_knows_give_no_advice() -> None:
     assert advice_of(facts_of(pace=None)) == []
     assert advice_of(facts_of(GPU, pace=None)) == []
     assert advice_of(facts_of(GPU, pace=None, stragglers=[SLOW])) == []
+    assert advice_of(facts_of((*GPU[:3], "hardware.gpu_type=h100", "precision=fp32"), pace=None)) == []
 
 
 def test_what_plan_would_refuse_is_not_proposed() -> None:
