@@ -69,7 +69,12 @@ NEAREST = {
     "record/spec": ["operate/test_axes.py"],
     "record/ledger": ["operate/test_report.py"],
     "record/files": ["record/test_shared_folder.py", "cli/test_permissions.py"],
-    "record/journal": ["record/test_worker_files_failure.py", "record/test_worker_files_first_weights.py"],
+    "record/submissions": ["tidy/test_sweeps.py"],
+    "record/journal": [
+        "record/test_reading.py",
+        "record/test_worker_files_failure.py",
+        "record/test_worker_files_first_weights.py",
+    ],
     "record/reading": ["record/test_shared_folder.py", "record/test_files.py", "record/test_metrics_log.py"],
     "record/run_state": [
         *_STATE,
@@ -105,6 +110,7 @@ NEAREST = {
     "launch/frozen_code/snapshot": [*_FROZEN, "launch/frozen_code/test_of_command.py", "cli/test_permissions.py"],
     "launch/frozen_code/unpacking": ["launch/frozen_code/test_frozen_worker.py"],
     "launch/follow": ["worker/test_follow.py"],
+    "launch/freeze": ["launch/test_several_shapes.py"],
     "launch/grids": ["launch/test_private_folder.py", "operate/test_hold.py"],
     "launch/plan": ["launch/test_arrays.py", "launch/test_array_parallelism.py"],
     "launch/later_jobs": ["launch/test_successor.py", "launch/test_top_up.py"],

@@ -106,6 +106,8 @@ def test_a_waiting_array_has_the_jobs_of_what_it_follows_and_is_submitted_once(
     assert "--begin" not in call
     assert done.num_submitted == 3
     assert submit_grid(second).num_submitted == 0
+    for name, folder in (("gone", str(first.sweep.folder.with_name("gone"))), ("damaged", 7)):
+        write_json(first.sweep.followers / f"{name}.json", {"folder": folder})
     assert [sweep.name for sweep in followers_of(first.sweep)] == ["second"]
     for index in range(2):
         _end(first, RunState.COMPLETED, index=index)

@@ -74,6 +74,8 @@ def test_differences_come_in_the_order_of_what_decides() -> None:
     assert str(found[3]) == "einops 1.0, was not there"
     assert (found[4].was, found[4].now) == ("2 x H100", "2 x H200")
     assert differences(RECORD, copy.deepcopy(RECORD)) == []
+    (driver,) = differences(RECORD, {**RECORD, "driver": "580.65"})
+    assert (driver.kind, str(driver)) == ("library", "driver 580.65, was 570.86")
 
 
 def test_other_devices_of_the_same_kind_are_no_difference() -> None:

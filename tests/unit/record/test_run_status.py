@@ -46,6 +46,16 @@ def test_only_a_run_at_work_has_a_speed_and_an_end_in_sight(sweep: SweepOnDisk, 
     assert (run.state, run.steps_per_s, run.eta_s) == (S.REQUEUED, None, None)
 
 
+@pytest.mark.parametrize(("exit_code", "lines"), [(78, 2), (1, 1)])
+def test_every_line_of_a_wrong_configuration_is_told(exit_code: int, lines: int, sweep: SweepOnDisk) -> None:
+    sweep.start()
+    error = {"type": "ConfigError", "message": "data.path=/x: no such folder.\nUse /y.", "exit_code": exit_code}
+    sweep.end(state=S.FAILED, cause="exception", error=error)
+    run = _one(sweep)
+    assert run.reason == "ConfigError: data.path=/x: no such folder."
+    assert len(str(run.whole_reason).splitlines()) == lines
+
+
 def test_the_metrics_of_a_complete_run_are_those_of_its_result(sweep: SweepOnDisk) -> None:
     sweep.done(eval_loss=0.25)
     assert _one(sweep).metrics == {"eval_loss": 0.25}

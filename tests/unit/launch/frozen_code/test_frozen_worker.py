@@ -13,10 +13,13 @@ import sys
 import time
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import hpc_trainer
+from hpc_trainer.launch.frozen_code import import_path
 from hpc_trainer.launch.frozen_code.archive import store_code
 from hpc_trainer.launch.frozen_code.frozen_worker import check_trusted, manifest_digest, read_archive
 from hpc_trainer.launch.frozen_code.import_path import frozen_path
@@ -129,6 +132,28 @@ def test_only_folders_that_others_may_write_come_behind_the_standard_library(
     assert "the one that was asked for" in _start(archive, project, PYTHONPATH=str(mine)).stderr
     mine.chmod(0o777)
     assert _start(archive, project, PYTHONPATH=str(mine)).returncode == 5
+
+
+@pytest.mark.parametrize(
+    ("uid", "gid", "name", "members", "others"),
+    [
+        (1000, 1000, "anna", [], False),
+        (1000, 1000, "anna", ["anna"], False),
+        (1000, 1000, "anna", ["anna", "ben"], True),
+        (1000, 1000, "users", [], True),
+        (1000, 100, "anna", [], True),
+        (0, 1000, "anna", [], True),
+    ],
+)
+def test_only_a_private_group_counts_as_the_owner(
+    uid: int, gid: int, name: str, members: list[str], others: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account = SimpleNamespace(pw_gid=1000, pw_name="anna")
+    group = SimpleNamespace(gr_gid=gid, gr_name=name, gr_mem=members)
+    monkeypatch.setattr(import_path, "pwd", SimpleNamespace(getpwuid=lambda _: account))
+    monkeypatch.setattr(import_path, "grp", SimpleNamespace(getgrgid=lambda _: group))
+    info: Any = SimpleNamespace(st_mode=0o40770, st_uid=uid, st_gid=gid)
+    assert import_path._others_may_write(info) is others
 
 
 def test_a_changed_copy_is_set_aside_and_unpacked_anew(project: Path, archive: Path, node: Path) -> None:

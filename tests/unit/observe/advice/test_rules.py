@@ -385,6 +385,12 @@ def test_every_rule_has_a_case_and_stands_in_the_docs() -> None:
     assert listed == names, "the table of docs/advise.md has all, in the order of RULES"
 
 
+def test_a_gpu_that_was_seldom_looked_at_is_not_called_held_back() -> None:
+    for samples, count in ((20, 1), (1, 0)):
+        hot = rank(utilisation=0.9, throttle={"hw_thermal": 0.6}, clock_share=0.7, samples=samples)
+        assert len(_said("held-back", facts_of(GPU, ranks=[hot]))) == count
+
+
 def test_facts_that_nobody_knows_give_no_advice() -> None:
     assert advice_of(facts_of(pace=None)) == []
     assert advice_of(facts_of(GPU, pace=None)) == []
@@ -480,6 +486,7 @@ def test_the_first_span_of_each_attempt_does_not_count() -> None:
     resumed = [*cold, line(40, 7.0), line(50, 0.3)]
     assert pace_of(resumed, [0, 30]) == Pace(30, pytest.approx(5.0), pytest.approx(1.0), 3)
     assert pace_of(cold[:1], [0]) is None
+    assert pace_of([*cold, line(30, 0.1)], [0]) == pace_of(cold, [0]), "a record that was written twice"
     assert pace_of([line(10, float("nan")), {"step": 20, "step_time_s": "x"}], [0]) is None
 
 
