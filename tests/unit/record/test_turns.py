@@ -7,6 +7,7 @@ import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -191,3 +192,16 @@ def test_a_run_of_a_local_pool_waits_while_a_slot_lives_and_needs_a_submit_when_
         assert [run.state for run in read_status(sweep.paths).runs] == [RunState.RUNNING, *[RunState.PENDING] * 3]
         process.kill()
     assert [run.state for run in read_status(sweep.paths).runs] == [RunState.NEW] * 4
+
+
+def test_a_run_shows_life_while_its_heartbeat_changes(sweep: SweepOnDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns, run_id, now = _turns(sweep, None), sweep.specs[0].run_id, 100.0
+    monkeypatch.setattr("hpc_trainer.record.turns.time", SimpleNamespace(monotonic=lambda: now))
+    sweep.beat(step=1)
+    assert turns.shows_life(run_id, 10.0), "the first look only notes it"
+    now += 9.0
+    assert turns.shows_life(run_id, 10.0)
+    now += 2.0
+    assert not turns.shows_life(run_id, 10.0)
+    sweep.beat(step=2)
+    assert turns.shows_life(run_id, 10.0)

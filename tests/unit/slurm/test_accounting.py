@@ -13,6 +13,7 @@ from hpc_trainer.slurm.queue import (
     ask_allocations,
     find_ended,
     is_of,
+    left_of,
     parse_accounting,
     parse_allocations,
     read_accounting,
@@ -171,3 +172,10 @@ def test_a_site_without_accounting_knows_no_allocation(fake_slurm: FakeSlurm) ->
     fake_slurm.print("sacct", "", code=1, error="sacct: error: Connection refused: Unable to contact slurmdbd")
     with pytest.raises(SilentError):
         ask_allocations(["2_0"], 0.0)
+
+
+def test_hours_left_are_the_limit_less_what_was_used_and_what_runs() -> None:
+    rows = [["lab", "", "cpu=6000,gres/gpu=600", "cpu=1200,gres/gpu=60", "cpu=600,gres/gpu=0"]]
+    assert left_of(rows) == {"gpu": 9.0, "core": 70.0}
+    assert left_of([*rows, ["lab", "", "gres/gpu=120", "gres/gpu=180", ""]]) == {"gpu": 0.0, "core": 70.0}
+    assert left_of([["lab", "", "", "cpu=1200", ""]]) == {}, "no limit"

@@ -20,11 +20,11 @@ from hpc_trainer.config.schema.optim import CustomOptimConfig
 from hpc_trainer.errors import ConfigError, SubmitError, UntrustedFileError
 from hpc_trainer.launch.frozen_code.archive import code_revision, shared_code, store_code
 from hpc_trainer.launch.frozen_code.frozen_worker import read_archive
-from hpc_trainer.launch.frozen_code.snapshot import read_code
+from hpc_trainer.launch.frozen_code.snapshot import is_same_code, read_code
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.tidy.cleaning import drop_unused_code
 from tests.unit.launch.frozen_code.projects import frozen, git, make_checkout, names, write_files
-from tests.unit.record.builders import make_spec
+from tests.unit.record.builders import make_spec, make_specs
 
 PACKAGE = ["my_lab/__init__.py", "my_lab/net.py", "setup.py"]
 MODES = [SnapshotMode.git, SnapshotMode.copy]
@@ -504,6 +504,13 @@ def test_the_archive_can_be_looked_at_with_any_unzip(project: Path, runs: Path) 
 # One file for all sweeps.
 
 
+def test_code_is_the_same_if_both_name_the_same() -> None:
+    shared, own = make_specs(1), [make_spec("train.main=jobs.own_loop.main", "trust=[jobs]")]
+    assert is_same_code(shared, make_specs(2))
+    assert not is_same_code(shared, own)
+    assert not is_same_code(own, shared)
+
+
 def test_sweeps_with_the_same_code_share_one_file(project: Path, runs: Path) -> None:
     code = frozen(runs)
     first, second = (store_code(SweepPaths(runs / name), code) for name in ("one", "two"))
@@ -518,6 +525,14 @@ def test_sweeps_with_the_same_code_share_one_file(project: Path, runs: Path) -> 
     drop_unused_code(runs)
     assert not shared.exists()
     assert store_code(SweepPaths(runs / "two"), code).stat().st_nlink == 2, "a submit writes it again"
+
+
+def test_a_shared_folder_that_others_may_write_gets_no_name(project: Path, runs: Path) -> None:
+    folder = shared_code(runs) / "own"
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    assert store_code(SweepPaths(runs / "one"), frozen(runs)).stat().st_nlink == 1
+    assert not [*folder.iterdir()]
 
 
 @pytest.mark.parametrize("how", ["changed", "cut", "a link", "no links", "others may write"])
