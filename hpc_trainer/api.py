@@ -29,7 +29,6 @@ from hpc_trainer.operate.show import SweepLine, find_run, sweep_lines
 from hpc_trainer.operate.sync import SyncResult, sync_named, tracker_named
 from hpc_trainer.operate.where import parse_where
 from hpc_trainer.operate.why import Why, explain
-from hpc_trainer.record.layout import OTHER_FOLDER
 from hpc_trainer.record.metrics import read_metrics
 from hpc_trainer.record.status import SweepStatus, metrics_now, outcome_metrics, read_status
 
@@ -204,13 +203,10 @@ def best(sweep: str | None = None, *, runs_dir: Path | None = None) -> Best:
     Raises:
         RunStateError: there is no such sweep, it is no search, or no trial has a value yet.
     """
-    paths = find_sweep(_folder(runs_dir), sweep)
-    if not paths.exists:
-        raise RunStateError(f"there is no sweep {paths.name}. {OTHER_FOLDER}")
-    for best_of in contributions("best_of"):
-        found = best_of(paths)
-        return Best(**{field.name: getattr(found, field.name) for field in dataclasses.fields(found)})
-    raise RunStateError("this installation has no searches (hpc_trainer/search).")
+    best_of = next(iter(contributions("best_of")), None)
+    if best_of is None:
+        raise RunStateError("this installation has no searches (hpc_trainer/search).")
+    return _shown_as(Best, best_of(find_sweep(_folder(runs_dir), sweep)))
 
 
 def metrics(run: str, *, sweep: str | None = None, runs_dir: Path | None = None) -> pd.DataFrame | Rows[dict[str, Any]]:
@@ -242,8 +238,7 @@ def status(sweep: str | None = None, *, runs_dir: Path | None = None) -> Sweep:
     Raises:
         RunStateError: there is no such sweep.
     """
-    sweep_status = read_status(find_sweep(_folder(runs_dir), sweep), is_look=True)
-    return Sweep(**{field.name: getattr(sweep_status, field.name) for field in dataclasses.fields(sweep_status)})
+    return _shown_as(Sweep, read_status(find_sweep(_folder(runs_dir), sweep), is_look=True))
 
 
 def why(run: str, *, sweep: str | None = None, runs_dir: Path | None = None) -> Explanation:
@@ -260,8 +255,7 @@ def why(run: str, *, sweep: str | None = None, runs_dir: Path | None = None) -> 
     sweep_status, run_ids = select(_folder(runs_dir), [run], sweep, is_look=True)
     if len(run_ids) != 1:
         raise RunStateError(f"{run} names {len(run_ids)} runs of {sweep_status.sweep.name}. Name one, by its id.")
-    explanation = explain(sweep_status, sweep_status.run(run_ids[0]))
-    return Explanation(**{field.name: getattr(explanation, field.name) for field in dataclasses.fields(explanation)})
+    return _shown_as(Explanation, explain(sweep_status, sweep_status.run(run_ids[0])))
 
 
 def sweeps(runs_dir: Path | None = None) -> Rows[SweepLine]:
@@ -292,6 +286,11 @@ def cancel(*names: str, sweep: str | None = None, save: bool = False, runs_dir: 
     check_one_each(sweep_status, list(names), sweep)
     is_whole = len(run_ids) == len(sweep_status.specs)
     return cancel_runs(sweep_status, sweep_status.open_among(run_ids), save=save, is_whole=is_whole)
+
+
+def _shown_as(kind: type[T], value: Any) -> T:
+    """Return a copy of a dataclass object as `kind`, its subclass that a notebook shows."""
+    return kind(**{field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
 
 
 def _folder(runs_dir: Path | None) -> Path:

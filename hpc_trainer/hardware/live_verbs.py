@@ -413,10 +413,10 @@ def _print_measured(figures: dict[str, Any], lines: Sequence[Line], kept: Path) 
 
 def _ranges(numbers: Sequence[int]) -> str:
     """Return numbers as ranges: `0-3,8`."""
-    figures, start = list[str](), None
+    ranges, start = list[str](), None
     for index, number in enumerate(numbers):
         start = number if start is None else start
         if index + 1 == len(numbers) or numbers[index + 1] != number + 1:
-            figures.append(str(start) if start == number else f"{start}-{number}")
+            ranges.append(str(start) if start == number else f"{start}-{number}")
             start = None
-    return ",".join(figures) or "-"
+    return ",".join(ranges) or "-"

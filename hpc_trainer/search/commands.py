@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError
 from hpc_trainer.operate.results import BestRun, Columns
-from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.layout import OTHER_FOLDER, SweepPaths
 from hpc_trainer.record.reading import Faults, is_there, read_json
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import RunStatus, SweepStatus
@@ -335,8 +335,10 @@ def best_of(paths: SweepPaths) -> BestRun:
     """Return the best complete trial of a sweep's search; if none is complete, the best one at the highest rung.
 
     Raises:
-        RunStateError: the sweep has no search, its files cannot be read, or no trial has a value yet.
+        RunStateError: there is no such sweep, it has no search, its files cannot be read, or no trial has a value yet.
     """
+    if not paths.exists:
+        raise RunStateError(f"there is no sweep {paths.name}. {OTHER_FOLDER}")
     search, trials = read_view(paths)
     found, value, rung = best_trial(search, trials), None, None
     if found is not None:
@@ -350,17 +352,19 @@ def best_of(paths: SweepPaths) -> BestRun:
             f"Read: hpc-trainer status {paths.name}"
         )
     kept = [word for word in search.words if not word.startswith(("sweep_name=", "seed="))]
-    params = [
-        f"{key}={value if key in search.bases[0].choices else override_of(value)}"
-        for key, value in found.params.items()
-    ]
-    again = [*kept, *params, f"sweep_name={paths.name}_best", "seed=0,1,2"]
     if search.app:  # the app's own keys, as after `python train.py`
         of_app = [
             f"{key.removeprefix('params.')}={value if _is_plain(value) else override_of(value)}"
             for key, value in found.params.items()
         ]
-        again = [*kept, f"sweep_name={paths.name}_best", "seed=0,1,2", "--app", *search.app, *of_app]
+        drawn, app = [], ["--app", *search.app, *of_app]
+    else:
+        drawn = [
+            f"{key}={value if key in search.bases[0].choices else override_of(value)}"
+            for key, value in found.params.items()
+        ]
+        app = []
+    again = [*kept, *drawn, f"sweep_name={paths.name}_best", "seed=0,1,2", *app]
     return BestRun(
         sweep=paths.name, run_id=found.run_id, trial=found.number, metric=search.settings.metric, value=value,
         rung=rung, params=dict(found.params), again=again,

@@ -79,7 +79,7 @@ def define(
     """
     fixed, axes = split_axes(words, [*config_dirs, *read_project().config_dirs])
     if app is not None:
-        return _finished(*_of_app(app, fixed, axes, config_dirs=config_dirs, trust=trust))
+        return _of_app(app, fixed, axes, config_dirs=config_dirs, trust=trust)
     if not axes:
         raise ConfigError(
             "a search needs an axis to draw values for, as 'optim.lr=tag(log,interval(1e-4,1e-1))', a list as "
@@ -247,8 +247,8 @@ def _check_samples(base: Base, samples: Sequence[RunSpec], space: Sequence[Dimen
 
 def _of_app(
     text: str, fixed: Sequence[str], axes: Sequence[SearchAxis], *, config_dirs: Sequence[Path], trust: Sequence[str]
-) -> tuple[Grid, tuple[Base, ...], tuple[Dimension, ...], Sequence[str], Sequence[str], tuple[str, ...]]:
-    """Return the arguments of `_finished` for a search over an app's own keys.
+) -> Defined:
+    """Return the search over an app's own keys.
 
     The app's Hydra composes each choice of its lists, which become bases. A range is a key of `params`, which the
     command passes on to the app by a placeholder.
@@ -292,7 +292,7 @@ def _of_app(
         base_of(dict(zip(keys, chosen, strict=True)), config, kept)
         for chosen, config in zip(combinations, configs, strict=True)
     ]
-    return grid, tuple(bases), space, fixed, [], (name, *flags, *app_fixed)
+    return _finished(grid, tuple(bases), space, fixed, conditions, (name, *flags, *app_fixed))
 
 
 def _param(key: str) -> str:

@@ -62,16 +62,11 @@ def best(
     import shlex
 
     from hpc_trainer.cli.common import as_typed, print_json, say
-    from hpc_trainer.errors import RunStateError
     from hpc_trainer.operate.find import configured_runs_dir, find_sweep
-    from hpc_trainer.record.layout import OTHER_FOLDER
     from hpc_trainer.search.commands import best_of
     from hpc_trainer.search.space import text_of
 
-    paths = find_sweep(configured_runs_dir(runs_dir), sweep)
-    if not paths.exists:
-        raise RunStateError(f"there is no sweep {paths.name}. {OTHER_FOLDER}")
-    found = best_of(paths)
+    found = best_of(find_sweep(configured_runs_dir(runs_dir), sweep))
     if as_json:
         print_json(dataclasses.asdict(found))
         return

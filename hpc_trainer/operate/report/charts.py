@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -121,8 +121,12 @@ def line_chart(
     body = [*_grid(across, upward, x_label, y_label, format_y, x_names)]
     # Grey lines first, so that coloured lines lie on top.
     body += [_line(line, across, upward, format_y) for line in sorted(drawn, key=lambda line: line.colour is not None)]
-    name = html.escape(title)
-    head = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{name}"><title>{name}</title>'
+    return _svg(title, body)
+
+
+def _svg(title: str, body: Iterable[str]) -> str:
+    label = html.escape(title)
+    head = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}"><title>{label}</title>'
     return f"{head}{''.join(body)}</svg>"
 
 
@@ -221,9 +225,7 @@ def bar_chart(
                 below += values[at]
         above = upward.place(below) - 5
         body.append(f'<text class="value mid" x="{x:.1f}" y="{above:.1f}">{number(below)}</text>')
-    label = html.escape(title)
-    head = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}"><title>{label}</title>'
-    return f"{head}{''.join(body)}</svg>"
+    return _svg(title, body)
 
 
 def parallel_chart(title: str, columns: Sequence[tuple[str, str, str]], lines: Sequence[Line]) -> str:
@@ -243,9 +245,7 @@ def parallel_chart(title: str, columns: Sequence[tuple[str, str, str]], lines: S
         for words, y in ((low, bottom + 16), (high, top - 6), (name, bottom + 34 - 6 * (at % 2))):
             body.append(f'<text class="tick mid" x="{x}" y="{y}">{html.escape(words[: 2 * _LONGEST_NAME])}</text>')
     body += [_line(line, across, upward, number) for line in sorted(lines, key=lambda line: line.colour is not None)]
-    label = html.escape(title)
-    head = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}"><title>{label}</title>'
-    return f"{head}{''.join(body)}</svg>"
+    return _svg(title, body)
 
 
 def _kind(line: Line) -> str:

@@ -19,7 +19,8 @@ from tests.starting_points import PROGRAMS
 if TYPE_CHECKING:
     from tests.integration.conftest import LocalDriver
 
-CORPUS = Path(__file__).parents[2] / "unit" / "operate" / "failures.jsonl"
+ROOT = Path(__file__).parents[3]
+CORPUS = ROOT / "tests" / "unit" / "operate" / "failures.jsonl"
 
 
 def plain(text: str) -> str:
@@ -29,6 +30,7 @@ def plain(text: str) -> str:
     text = re.sub(r"/[^\"\s:\\]*/slurm_script", "/var/spool/slurmd/job7/slurm_script", text)
     for prefix in {sys.prefix, sys.base_prefix, str(Path(pytest.__file__).parents[4])}:
         text = text.replace(prefix, "/home/anna/env")
+    text = text.replace(f"{ROOT}/", "/home/anna/project/")  # after its environment, which may be in it
     text = text.replace(f'"{platform.node()}"', '"node1"').replace(f'"{platform.node()}:', '"node1:')
     return re.sub(r', "crc": "[0-9a-f]{8}"\}', "}", text)
 

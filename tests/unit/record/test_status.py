@@ -42,7 +42,7 @@ def _one(sweep: SweepOnDisk) -> RunStatus:
 def test_an_error_of_the_file_system_on_the_specs_is_kept_as_one(
     sweep: SweepOnDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a file server does not show for a moment is not lost: whoever reads must be able to tell."""
+    """A file that the server does not show for a moment is not lost, so its reader must learn of the error."""
     sweep.submit()
     opened = os.open
 
