@@ -47,6 +47,8 @@ class Driver:
     folder: Path
     seen: dict[str, set[str]] = field(default_factory=dict)
     """Sweep -> every state that `status` has shown of its runs while they were waited for."""
+    folders: dict[str, Path] = field(default_factory=dict)
+    """Sweep -> the folder of its only run, once it was asked for."""
 
     @property
     def runs(self) -> Path:
@@ -128,7 +130,13 @@ class Driver:
         return queue + " ".join(f"{path} {path.stat().st_size}" for path in sorted(files))
 
     def run_folder(self, sweep: str) -> Path:
-        return self.runs / sweep / str(self.only_run(sweep)["run_id"])
+        """Return the folder of the sweep's only run.
+
+        It is asked for once: beside four ranks a `status` takes seconds, in which a short run has ended.
+        """
+        if sweep not in self.folders:
+            self.folders[sweep] = self.runs / sweep / str(self.only_run(sweep)["run_id"])
+        return self.folders[sweep]
 
     def wait_for_step(self, sweep: str, step: int, timeout_s: float = _PATIENCE_S) -> None:
         """Waits until the sweep's only run has come as far as `step`; reads its heartbeat, asks Slurm nothing."""
@@ -143,8 +151,11 @@ class Driver:
         Its first rank stands still until Slurm has begun: a short run would end before, where the machine is busy.
         """
         self.wait_for_step(sweep, step)
-        pid = self.attempts(sweep, "start")[-1]["pid"]
+        starts = self.attempts(sweep, "start")
+        pid = starts[-1]["pid"]
         os.kill(pid, signal.SIGSTOP)
+        ends = self.attempts(sweep, "end")
+        assert len(ends) < len(starts), f"the run of {sweep} ended before it was seen at step {step}: {ends}"
         preemptor = self.slurm.preempt()
         self.slurm.wait_for(lambda: "PreemptTime" in self.slurm.job(job_id), 60, f"the preemption of {job_id} to begin")
         os.kill(pid, signal.SIGCONT)
