@@ -43,8 +43,8 @@ def test_a_held_sweep_waits_and_a_run_at_work_goes_on(driver: Driver) -> None:
 
 def test_a_run_that_saves_for_a_hold_comes_back_where_it_was(driver: Driver) -> None:
     driver.submit(*LONG, "sweep_name=saved")
-    driver.wait_for_step("saved", 20)
     run_id = driver.only_run("saved")["run_id"]
+    driver.wait_for_step("saved", 20)
     assert driver.json("hold", run_id, "--save")["saving"] == [run_id]
     run = driver.wait_for_states("saved", "HELD")[run_id]
     assert run["cause"].startswith("held by ")

@@ -83,8 +83,8 @@ def test_preempted_run_resumes_with_the_same_bits(driver: Driver, hardware: str)
 
 def test_warning_signal_to_one_rank_saves_and_requeues(driver: Driver) -> None:
     driver.submit(*INTERRUPTIBLE, "hardware=testbed_x4", "train.num_steps=2000", "sweep_name=warned")
-    driver.wait_for_step("warned", 20)
     job_id = driver.only_run("warned")["job_id"]
+    driver.wait_for_step("warned", 20)
     pid = driver.attempts("warned", "start")[0]["pid"]
     driver.slurm.run("kill", "-USR2", str(pid))
     driver.wait_for_states("warned", "REQUEUED")
