@@ -222,7 +222,7 @@ def _say_notes(plan: SweepPlan, more: Sequence[str]) -> None:
         shown = "; ".join(plan.left_out[:_LEFT_OUT_SHOWN])
         others = len(plan.left_out) - _LEFT_OUT_SHOWN
         also = f"; and {others} more (--json lists all)" if others > 0 else ""
-        say(f"Not in the frozen code (secrets by their names, links that lead out): {shown}{also}")
+        say(f"Not in the frozen code (secrets by their names, links to code outside): {shown}{also}")
     if grid.num_duplicates:
         say(f"{grid.num_duplicates} point(s) were the same run as another and merged.")
         for kept, merged in grid.duplicates:

@@ -290,7 +290,7 @@ class SweepPlan:
     twins: tuple[Twin, ...] = ()
     """Runs to be submitted that could continue a finished, shorter run (`extend_grid`)."""
     left_out: tuple[str, ...] = ()
-    """Files that are not frozen because of their names, and links to files that are not frozen."""
+    """Files that are not frozen because of their names, and links to code outside of the frozen folders."""
     known: Known = field(default_factory=Known)
     cluster: str | None = None
     """Name of the cluster that reported the limits."""

@@ -232,10 +232,15 @@ def _changed(was: Mapping[str, Any], now: Snapshot) -> Iterator[str]:
 
 
 def _stands_there(path: Path, entry: list[str]) -> bool:
-    """Return True if a file is unchanged, though it is no longer frozen because `snapshot.exclude` has changed."""
+    """Return True if a file is unchanged, though it is no longer frozen because `snapshot.exclude` has changed.
+
+    Of data to which the code had a link, only its place counts.
+    """
     mode, sha256 = entry
+    if mode == LINK:
+        return path.exists()
     try:
-        read = None if mode == LINK else read_file(path)
+        read = read_file(path)
     except ConfigError:
         return False
     return read is not None and hashlib.sha256(read[1]).hexdigest() == sha256

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import importlib.util
 import json
@@ -14,13 +13,10 @@ import os
 import pwd
 import re
 import stat
-import subprocess
 import sys
 import sysconfig
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import translate
 from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
 from pathlib import Path
 from typing import Any
@@ -41,15 +37,25 @@ from hpc_trainer.config.targets import targets_of
 from hpc_trainer.config.user_files import is_file, is_folder
 from hpc_trainer.errors import ConfigError, UntrustedFileError
 from hpc_trainer.launch.frozen_code import frozen_worker, import_path, unpacking
+from hpc_trainer.launch.frozen_code.files import (
+    MODULES,
+    WITH_CONFIGURATION,
+    Rules,
+    beside,
+    files_below,
+    git_files,
+    git_top,
+    importable_files,
+    is_data,
+    linked_names,
+    too_many,
+)
 from hpc_trainer.launch.frozen_code.frozen_worker import IMPORT_PATH, MAIN, UNPACKING, manifest_digest
 from hpc_trainer.launch.frozen_code.import_path import is_below, is_environment
 from hpc_trainer.launch.frozen_code.unpacking import LINK
 from hpc_trainer.record.redaction import secrets_among
 from hpc_trainer.record.spec import RunSpec
-from hpc_trainer.runtime.code import run_git
 
-# Files of a folder that are code to freeze: what git knows or would add, or what Python can import from there.
-#
 # A team's folder may hold files of a colleague, so the owners of the files are checked.
 
 _SUFFIXES = (*EXTENSION_SUFFIXES, ".py")
@@ -151,258 +157,6 @@ def places_of(source: str, packages: Mapping[str, str]) -> list[str]:
     return list(dict.fromkeys((*packages.values(), *inside)))
 
 
-# A home folder under git on a slow file system: an error is better than a login shell that hangs.
-_GIT_TIMEOUT_S = 30.0
-_NEVER = (
-    ".git", ".hg", ".svn", "__pycache__", "*.pyc", "*.pyo", ".venv", ".tox", ".nox", ".mypy_cache", ".ruff_cache",
-    ".pytest_cache", ".ipynb_checkpoints", "node_modules", ".DS_Store",
-)  # fmt: skip
-MODULES = (".py", ".so")
-WITH_CONFIGURATION = (*MODULES, ".yaml", ".yml")
-"""Suffixes of the files of a script's folder: a Hydra app's configuration is beside the script."""
-_OUTPUTS = ("checkpoints", "wandb", "mlruns", "multirun", "*.ckpt", "*.pt", "*.pth", "*.safetensors", "*.gguf")
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """The user's rules on files to freeze or leave out, besides the built-in rules, and the folder of sweeps."""
-
-    include: Sequence[str] = ()
-    exclude: Sequence[str] = ()
-    runs_dir: str | None = None
-    max_files: int = 10_000
-    secrets: list[str] = field(default_factory=list, compare=False)
-    """Names that were left out because they look like secrets; `kept` adds them."""
-
-    def kept(self, names: Iterable[str], *, tracked: Collection[str] = (), are_folders: bool = False) -> list[str]:
-        """Return those of the files that are frozen, in the same order; those of the folders that are not left out.
-
-        Args:
-            names: paths below the root.
-            tracked: the files that git tracks: outputs of runs among them are frozen.
-            are_folders: True if `names` are folders.
-        """
-        names = [name for name in names if not _matches(name, self.exclude) and not _matches(name, _NEVER)]
-        secrets = dict.fromkeys(secrets_among(names))
-        self.secrets.extend(secrets)
-        names = [name for name in names if name not in secrets]
-        return names if are_folders else [name for name in names if name in tracked or not self._is_output(name)]
-
-    def _is_output(self, name: str) -> bool:
-        """Return True for an output of runs that `include` does not name; my_lab/checkpoints/store.py is code."""
-        return not name.endswith(".py") and _matches(name, _OUTPUTS) and not _matches(name, self.include)
-
-
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    """Return True if a pattern fits `name`.
-
-    A pattern with a slash fits a path from the root, or a folder above it; one without a slash fits any part of the
-    path.
-    """
-    of_parts, of_paths = _compile(tuple(patterns))
-    parts = name.split("/")
-    if of_parts is not None and any(map(of_parts.match, parts)):
-        return True
-    tops = ("/".join(parts[: count + 1]) for count in range(len(parts)))
-    return of_paths is not None and any(map(of_paths.match, tops))
-
-
-@functools.cache
-def _compile(patterns: tuple[str, ...]) -> tuple[re.Pattern[str] | None, re.Pattern[str] | None]:
-    plain = [pattern.rstrip("/") for pattern in patterns]  # one expression: 300 files × 70 patterns took 80 ms
-
-    def joined(chosen: list[str]) -> re.Pattern[str] | None:
-        return re.compile("|".join(map(translate, chosen))) if chosen else None
-
-    return joined([pattern for pattern in plain if "/" not in pattern]), joined(
-        [pattern for pattern in plain if "/" in pattern]
-    )
-
-
-def git_top(folder: Path) -> Path | None:
-    """Return the top of the git checkout that contains `folder`; None outside a checkout. Runs no command."""
-    return next((candidate for candidate in (folder, *folder.parents) if (candidate / ".git").exists()), None)
-
-
-def git_files(top: Path, rules: Rules) -> list[str] | None:
-    """Return the files of the working tree that git tracks or would add, sorted, with submodules and clones inside.
-
-    Ignored files are included only if `rules.include` names them. None if git is missing, or the folder is not in a
-    checkout.
-
-    Raises:
-        ConfigError: git refuses the folder, or takes longer than 30 s.
-    """
-    sweeps = _sweeps_below(top, rules.runs_dir)
-    listed = _git(top, "ls-files", "-z", "-t", "--cached", "--others", "--exclude-standard", *sweeps)
-    if listed is None:
-        return None
-    files: list[str] = []
-    tracked: set[str] = set()
-    nested: list[str] = []
-    for tag, name in ((entry[0], entry[2:]) for entry in listed if entry):
-        is_tracked = tag != "?"
-        if name.endswith("/") or (is_tracked and (top / name).is_dir() and not (top / name).is_symlink()):
-            nested.append(name.rstrip("/"))
-        else:
-            files.append(name)
-            if is_tracked:
-                tracked.add(name)
-    wanted = set(rules.kept(files, tracked=tracked))
-    if rules.include:
-        # --directory: ignored folders (data, environments) are one entry and are not walked through.
-        ignored = _git(top, "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory", *sweeps)
-        names = [name for name in ignored or [] if name and not name.endswith("/")]
-        wanted.update(rules.kept(name for name in names if _matches(name, rules.include)))
-    for folder in rules.kept(nested, are_folders=True):
-        if (top / folder / ".git").exists():
-            of_folder = Rules(rules.include, (), rules.runs_dir, rules.max_files)
-            inside = git_files(top / folder, of_folder) or []
-            rules.secrets.extend(f"{folder}/{secret}" for secret in of_folder.secrets)
-            below = (f"{folder}/{name}" for name in inside)
-            wanted.update(name for name in below if not _matches(name, rules.exclude))
-    return sorted(name for name in wanted if not _is_below(top / name, rules.runs_dir))
-
-
-def _sweeps_below(top: Path, runs_dir: str | None) -> list[str]:
-    """Return options that keep git from walking through the folder of sweeps; listed files in it are dropped later."""
-    if not _is_below(Path(runs_dir or "/"), str(top)):
-        return []
-    return ["--exclude=/" + re.sub(r"([\\*?\[!# ])", r"\\\1", os.path.relpath(runs_dir or "/", top)) + "/"]
-
-
-def _git(top: Path, *argv: str) -> list[str] | None:
-    try:
-        done = run_git(top, *argv, timeout_s=_GIT_TIMEOUT_S)
-    except FileNotFoundError:
-        return None
-    except subprocess.TimeoutExpired as error:
-        raise ConfigError(
-            f"git took more than {_GIT_TIMEOUT_S:g} s to list {top}. Add what is not code to .gitignore, or use "
-            "snapshot=copy, or snapshot=off."
-        ) from error
-    if done.returncode == 0:
-        return [os.fsdecode(name) for name in done.stdout.split(b"\0")]
-    said = done.stderr.decode(errors="replace").strip()
-    if "not a git repository" in said:
-        return None
-    first = said.splitlines()[0] if said else f"exit {done.returncode}"
-    raise ConfigError(f"git does not list {top}: {first}. Fix that, or use snapshot=copy, or snapshot=off.")
-
-
-def importable_files(root: Path, packages: Iterable[str], rules: Rules, kinds: tuple[str, ...] = MODULES) -> list[str]:
-    """Return the files that Python can import from `root`, sorted: modules, `packages`, and folders with a module.
-
-    All files of such folders are included, also data beside the code, but no hidden files, environments or weights.
-
-    Args:
-        kinds: suffixes of the files to include; a folder is included if it contains such a file.
-
-    Raises:
-        ConfigError: there are more than `rules.max_files` files.
-    """
-    names: list[str] = []
-    for name in _importable(root, set(packages), rules, kinds):
-        names.append(name)
-        if len(names) > rules.max_files:
-            raise ConfigError(too_many(root, names, rules.max_files))
-    return sorted(names)
-
-
-def _importable(root: Path, named: Collection[str], rules: Rules, kinds: tuple[str, ...]) -> Iterator[str]:
-    modules: list[str] = []
-    folders: list[str] = []
-    for entry in _scan(root):
-        if entry.is_symlink() or entry.is_file(follow_symlinks=False):
-            is_module = entry.name.endswith(kinds) or (entry.is_symlink() and entry.name in named)
-            if is_module and not entry.name.startswith("."):
-                modules.append(entry.name)
-        elif entry.name in named or _holds(entry.path, kinds):
-            folders.append(entry.name)
-    yield from rules.kept(modules)
-    yield from files_below(root, folders, rules)
-
-
-def _scan(folder: Path | str) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return list(entries)
-    except PermissionError as error:
-        raise ConfigError(
-            f"{folder} cannot be read, so it cannot be frozen. Give yourself the permission, or leave it out by "
-            "snapshot.exclude."
-        ) from error
-
-
-def _holds(folder: str, kinds: tuple[str, ...]) -> bool:
-    try:
-        with os.scandir(folder) as entries:
-            return any(entry.name.endswith(kinds) and not entry.name.endswith(".so") for entry in entries)
-    except OSError:
-        return False
-
-
-def files_below(root: Path, folders: Iterable[str], rules: Rules) -> Iterator[str]:
-    """Yield all files of these folders in `root`, except hidden files, environments and weights, level by level."""
-    level = rules.kept(folders, are_folders=True)
-    while level:
-        files: list[str] = []
-        below: list[str] = []
-        for name in level:
-            folder = root / name
-            if name.rsplit("/", 1)[-1].startswith("."):
-                continue
-            if rules.runs_dir is not None and os.path.realpath(folder) == rules.runs_dir:
-                continue
-            entries = _scan(folder)
-            if {"pyvenv.cfg", "conda-meta"} & {entry.name for entry in entries}:
-                continue
-            for entry in entries:
-                kind = below if entry.is_dir(follow_symlinks=False) else files
-                kind.append(f"{name}/{entry.name}")
-        yield from (name for name in rules.kept(files) if not name.rsplit("/", 1)[-1].startswith("."))
-        level = rules.kept(below, are_folders=True)
-
-
-def _is_below(path: Path, folder: str | None) -> bool:
-    return folder is not None and (os.path.normpath(path) + "/").startswith(folder + "/")
-
-
-def too_many(root: Path, names: Sequence[str], limit: int) -> str:
-    """Return the error message for more files than may be frozen."""
-    most = Counter(name.split("/", 1)[0] for name in names).most_common(3)
-    listed = ", ".join(f"{top} ({count} files)" for top, count in most)
-    largest = most[0][0]
-    return (
-        f"the code to freeze in {root} has more than snapshot.max_files={limit} files. Most are in {listed}. Leave "
-        f"out what is not code: 'snapshot.exclude=[{largest}]', or .gitignore; or raise snapshot.max_files; or "
-        "snapshot=off."
-    )
-
-
-def read_file(path: Path) -> tuple[os.stat_result, bytes] | None:
-    """Return the fstat result and the content of a regular file; None for another kind of file, or a missing one.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
-    try:
-        # Do not follow a link that was put there this moment, and do not wait for a pipe's writer.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        if not os.path.lexists(path) or not stat.S_ISREG(path.lstat().st_mode):
-            return None
-        raise ConfigError(
-            f"{path} cannot be read ({error.strerror}), so it cannot be frozen. Give yourself the permission, or leave "
-            "it out by snapshot.exclude."
-        ) from error
-    with os.fdopen(descriptor, "rb") as file:
-        info = os.fstat(descriptor)
-        return (info, file.read()) if stat.S_ISREG(info.st_mode) else None
-
-
 _FORMAT = 1
 
 
@@ -420,6 +174,8 @@ class Root:
     files: list[str] = field(default_factory=list)
     secrets: list[str] = field(default_factory=list)
     """Names left out of the files because they look like secrets."""
+    links: list[str] = field(default_factory=list)
+    """Names of data and outputs that are not frozen; the copy has links to them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -433,9 +189,9 @@ class Snapshot:
     """(mode, content) by name in the copy; the content of a link is its target."""
     roots: tuple[Root, ...]
     left_out: tuple[str, ...]
-    """Links that lead out of their root or to files that are not frozen, and files with names of secrets."""
+    """Links to nothing, to code outside of their root or to secrets, and files with names of secrets."""
     notes: tuple[str, ...] = ()
-    """Notes for the user on the owners of the code."""
+    """Notes for the user on the owners of the code, and on data to which it has links."""
 
     def provenance(self) -> dict[str, Any]:
         """Return the record of this code for sweep.json."""
@@ -445,6 +201,7 @@ class Snapshot:
             "num_files": len(self.contents),
             "num_bytes": sum(len(content) for _, content in self.contents.values()),
             "left_out": list(self.left_out),
+            "linked": [f"{root.source}/{name}" for root in self.roots for name in root.links],
         }
 
 
@@ -566,7 +323,8 @@ def _add_root(roots: dict[str, Root], package: str, location: Path, rules: Rules
     if top is not None and str(top) not in roots:
         files = git_files(top, rules)
         if files is not None:
-            root = Root(source=str(top), how="git", files=files, secrets=_taken(rules))
+            links = linked_names(top, _taken(rules.not_frozen), files, rules.runs_dir)
+            root = Root(source=str(top), how="git", files=files, secrets=_taken(rules.secrets), links=links)
             if _provides(root, package, real):
                 roots[root.source] = root
                 return
@@ -575,7 +333,8 @@ def _add_root(roots: dict[str, Root], package: str, location: Path, rules: Rules
     script = [real.name] if real.is_file() else []
     kinds = WITH_CONFIGURATION if script else MODULES
     root.files = sorted({*root.files, *importable_files(entry, [package], rules, kinds), *script})
-    root.secrets = sorted({*root.secrets, *_taken(rules)})
+    root.secrets = sorted({*root.secrets, *_taken(rules.secrets)})
+    root.links = linked_names(entry, [*beside(entry, rules), *_taken(rules.not_frozen)], root.files, rules.runs_dir)
     if not _provides(root, package, real):
         raise ConfigError(
             f"{package} is found at {location} and would not be frozen: it has no Python file, is excluded, or a link "
@@ -584,11 +343,11 @@ def _add_root(roots: dict[str, Root], package: str, location: Path, rules: Rules
     roots[root.source] = root
 
 
-def _taken(rules: Rules) -> list[str]:
-    """Return the names of the secret files found since the last call, and clear the list."""
-    secrets = sorted(set(rules.secrets))
-    rules.secrets.clear()
-    return secrets
+def _taken(names: list[str]) -> list[str]:
+    """Return the names that were found since the last call, sorted, and clear the list."""
+    taken = sorted(set(names))
+    names.clear()
+    return taken
 
 
 def _provides(root: Root, package: str, location: Path) -> bool:
@@ -625,8 +384,11 @@ def _read(roots: Sequence[Root], config: Mapping[str, Any]) -> Snapshot:
     for root in roots:
         infos: dict[str, os.stat_result] = {}
         contents |= {f"{root.name}/{name}": content for name, content in _contents(root, left_out, infos)}
+        contents |= {f"{root.name}/{name}": (LINK, os.fsencode(f"{root.source}/{name}")) for name in root.links}
         notes += check_owners(root.source, places_of(root.source, root.packages), infos)
         left_out += [f"{root.source}/{name}" for name in root.secrets]
+    if linked := [name for root in roots for name in root.links]:
+        notes.append(f"The frozen code has links to data that is read as it is when a run starts: {_listed(linked)}.")
     starters = {name: hashlib.sha256(content).hexdigest() for name, content in starter_code().items()}
     manifest = {
         "format": _FORMAT,
@@ -672,6 +434,8 @@ def _contents(
                 target = os.path.relpath(goal, os.path.realpath(path.parent))
                 infos[name] = path.lstat()
                 yield name, (LINK, os.fsencode(target))
+            elif is_data(path) and not secrets_among([os.path.relpath(goal, "/")]):
+                yield name, (LINK, os.fsencode(goal))
             else:
                 left_out.append(str(path))
             continue
@@ -679,6 +443,29 @@ def _contents(
         if read is not None:
             infos[name], content = read
             yield name, ("755" if infos[name].st_mode & stat.S_IXUSR else "644", content)
+
+
+def read_file(path: Path) -> tuple[os.stat_result, bytes] | None:
+    """Return the fstat result and the content of a regular file; None for another kind of file, or a missing one.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    try:
+        # Do not follow a link that was put there this moment, and do not wait for a pipe's writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        if not os.path.lexists(path) or not stat.S_ISREG(path.lstat().st_mode):
+            return None
+        raise ConfigError(
+            f"{path} cannot be read ({error.strerror}), so it cannot be frozen. Give yourself the permission, or leave "
+            "it out by snapshot.exclude."
+        ) from error
+    with os.fdopen(descriptor, "rb") as file:
+        info = os.fstat(descriptor)
+        return (info, file.read()) if stat.S_ISREG(info.st_mode) else None
 
 
 def _check_size(roots: Sequence[Root], config: Mapping[str, Any]) -> None:

@@ -22,7 +22,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from importlib.machinery import SourcelessFileLoader
+from importlib.machinery import SourcelessFileLoader, all_suffixes
 from pathlib import Path
 
 LINK = "link"
@@ -43,6 +43,7 @@ _LOCAL_KINDS = frozenset(
     ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "bcachefs", "tmpfs", "ramfs", "rootfs", "overlay",
      "aufs", "fuse.fuse-overlayfs")
 )  # fmt: skip
+_MODULES = tuple(all_suffixes())
 _MODULE_IN_C = re.compile(r"\.so(\.\d+)*$")
 
 
@@ -221,7 +222,10 @@ def _remove_unused(path: Path, limit: float) -> None:
 
 
 def find_change(folder: Path, files: Files) -> str | None:
-    """Return the first file of the unpacked `folder` that differs from `files`; None if no file differs."""
+    """Return the first file of the unpacked `folder` that differs from `files`; None if no file differs.
+
+    Files that a run has written beside its code are no change, unless Python could import them.
+    """
     for name, (mode, content) in files.items():
         path = f"{folder}/{name}"
         try:
@@ -240,7 +244,7 @@ def find_change(folder: Path, files: Files) -> str | None:
             folder_name for folder_name in folders if folder_name != "__pycache__"
         ]  # Python writes it when it imports
         for file_name in names:
-            if f"{parent}/{file_name}"[start:] not in files:
+            if file_name.endswith(_MODULES) and f"{parent}/{file_name}"[start:] not in files:
                 return f"{parent}/{file_name}"[start:]
     return None
 

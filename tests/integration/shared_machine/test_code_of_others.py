@@ -154,8 +154,9 @@ def test_plan_and_submit_list_the_secrets_that_stay_behind(shared: SharedFolder)
     (shared.folder / "my_data" / "__init__.py").write_text(OWN)
     (shared.folder / "my_data" / "API_KEY.txt").touch()
     words = (*TINY, *OWN_DATA, "sweep_name=s")
-    line = f"Not in the frozen code (secrets by their names, links that lead out): {shared.folder}/my_data/API_KEY.txt"
+    secret = f"{shared.folder}/my_data/API_KEY.txt"
+    line = f"Not in the frozen code (secrets by their names, links to code outside): {secret}"
     assert line in shared.run("plan", *words, is_forked=True)
     planned = json.loads(shared.run("plan", *words, "--json", is_forked=True))
-    assert planned["left_out"] == [f"{shared.folder}/my_data/API_KEY.txt"]
+    assert planned["left_out"] == [secret]
     assert line in shared.run("submit", *words, "--wait", is_forked=True)

@@ -199,7 +199,7 @@ def _look_as_another_user(tmp_path: Path) -> None:
     look = (
         "import os, sys; from pathlib import Path\n"
         "from hpc_trainer.errors import ConfigError\n"
-        "from hpc_trainer.launch.frozen_code.snapshot import Rules, files_below\n"
+        "from hpc_trainer.launch.frozen_code.files import Rules, files_below\n"
         f"os.setgroups([]); os.setgid({ANOTHER_USER}); os.setuid({ANOTHER_USER})\n"
         "try:\n    print(list(files_below(Path(sys.argv[1]), ['lab'], Rules())))\n"
         "except ConfigError as error:\n    print(error)\n"

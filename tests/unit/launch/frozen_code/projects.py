@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -46,3 +47,12 @@ def frozen(runs_dir: Path, target: str = "my_lab.net.Net", **snapshot: Any) -> S
 def names(code: Snapshot, root: str) -> Sequence[str]:
     """The files of one root, sorted."""
     return sorted(name.removeprefix(f"{root}/") for name in code.contents if name.startswith(f"{root}/"))
+
+
+def links_of(code: Snapshot) -> dict[str, str]:
+    """The links of the only project that lead out of the copy: target by name."""
+    return {
+        name.partition("/")[2]: os.fsdecode(target)
+        for name, (mode, target) in code.contents.items()
+        if mode == "link" and target.startswith(b"/")
+    }

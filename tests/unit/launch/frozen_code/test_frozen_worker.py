@@ -177,6 +177,22 @@ def test_a_changed_copy_is_set_aside_and_unpacked_anew(project: Path, archive: P
     assert _start(archive, project).stderr == ""
 
 
+def test_code_finds_data_beside_itself_and_may_write_there(project: Path, archive: Path, node: Path) -> None:
+    write_files(project, {".gitignore": "/data/\n", "data/words.txt": "a b c"})
+    archive = store_code(SweepPaths(archive.parents[1]), frozen(project / "runs"))
+    copy = node / archive.stem / "project"
+    assert _start(archive, project).returncode == 5
+    assert (copy / "data" / "words.txt").read_text() == "a b c"
+    (copy / "data" / "words.txt").write_text("d")
+    assert (project / "data" / "words.txt").read_text() == "d"
+    write_files(copy, {"my_lab/results/1.json": "{}"})
+    (project / "data" / "words.txt").unlink()
+    (project / "data").rmdir()  # gone, or not mounted on this node
+    done = _start(archive, project)
+    assert (done.returncode, done.stderr) == (5, "")
+    assert (copy / "my_lab" / "results" / "1.json").exists(), "the copy was not replaced"
+
+
 # Its bytecode takes 20 times as much room as its lines.
 MANY = "class Net: ...\n" + "".join(f"def f{number}(): pass\n" for number in range(800))
 

@@ -23,7 +23,7 @@ from hpc_trainer.launch.frozen_code.frozen_worker import read_archive
 from hpc_trainer.launch.frozen_code.snapshot import is_same_code, read_code
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.tidy.cleaning import drop_unused_code
-from tests.unit.launch.frozen_code.projects import frozen, git, make_checkout, names, write_files
+from tests.unit.launch.frozen_code.projects import frozen, git, links_of, make_checkout, names, write_files
 from tests.unit.record.builders import make_spec, make_specs
 
 PACKAGE = ["my_lab/__init__.py", "my_lab/net.py", "setup.py"]
@@ -183,7 +183,9 @@ def test_copy_takes_what_python_can_import(project: Path, runs: Path) -> None:
     (project / "my_lab" / "best.pt").touch()
     (project / "my_lab" / ".hidden").touch()
     write_files(runs / "sweep" / "code", {"module.py": ""})
-    assert names(frozen(runs, mode=SnapshotMode.copy), "project") == sorted(
+    code = frozen(runs, mode=SnapshotMode.copy)
+    assert links_of(code) == {name: str(project / name) for name in ("data", "my_lab/best.pt", "notes.txt")}
+    assert sorted({*names(code, "project")} - {*links_of(code)}) == sorted(
         [*PACKAGE, "train.py", "helpers/a.py", "helpers/deep/b.py", "my_lab/vocabulary.txt",
          "my_lab/checkpoints/store.py"]
     )  # fmt: skip
@@ -260,9 +262,55 @@ def test_links_stay_inside_or_are_left_out(project: Path, runs: Path, tmp_path: 
     (lab / "folder").symlink_to(tmp_path)
     code = frozen(runs, mode=mode)
     links = {name: content for name, (kind, content) in code.contents.items() if kind == "link"}
-    assert links == {"project/my_lab/inside.py": b"net.py", "project/my_lab/absolute.py": b"net.py"}
-    assert {Path(each).name for each in code.left_out} == {"out.py", "up", "nowhere", "loop", "folder"}
+    assert links == {
+        "project/my_lab/inside.py": b"net.py", "project/my_lab/absolute.py": b"net.py",
+        "project/my_lab/up": os.fsencode(tmp_path / "outside"),
+    }  # fmt: skip
+    assert {Path(each).name for each in code.left_out} == {"out.py", "nowhere", "loop", "folder"}
     assert b"token-of-somebody-4711" not in store_code(SweepPaths(runs / "sweep"), code).read_bytes()
+
+
+def test_data_and_outputs_that_are_not_frozen_are_linked(project: Path, runs: Path, tmp_path: Path) -> None:
+    (project / ".gitignore").write_text(
+        "/data/*\n*.npy\n*.log\n/vendor/\n/generated.py\n/env/\n/build/\n.env\n/keys/\n"
+    )
+    linked = [
+        "data/mnist/raw/images",
+        "my_lab/table.npy",
+        "checkpoints/1/last.ckpt",
+        "checkpoints/2/last.ckpt",
+        "best.pt",
+    ]
+    other = ["data/.gitkeep", "run.log", "vendor/deep/module.py", "generated.py", "env/pyvenv.cfg", "build/x", ".env"]
+    other += ["keys/api_key.txt", "skipped.npy", "__pycache__/x.npy"]
+    write_files(project, {**dict.fromkeys([*linked, *other], ""), "tracked.pt": "weights"})
+    git(project, "add", "-f", "data/.gitkeep", "tracked.pt")
+    (project / "scratch").symlink_to(tmp_path / "scratch")
+    write_files(tmp_path / "scratch", {"images/1.png": ""})
+    code = frozen(runs, exclude=["skipped.npy"])
+    inside = ["data/mnist", "my_lab/table.npy", "checkpoints", "best.pt", "keys"]
+    assert links_of(code) == {
+        "scratch": str(tmp_path / "scratch"), **{name: str(project / name) for name in inside},
+    }  # fmt: skip
+    assert {"data/.gitkeep", "tracked.pt"} <= {*names(code, "project")}
+
+
+def test_a_hundred_thousand_ignored_files_are_few_links(project: Path, runs: Path) -> None:
+    (project / ".gitignore").write_text("*.npy\n/large/\n")
+    (project / "large").mkdir()
+    for number in range(250):
+        (project / f"{number}.npy").touch()
+        (project / "large" / f"{number}.npy").touch()
+    links = links_of(frozen(runs))
+    assert len(links) == 200
+    assert "large" in links, "folders come first"
+
+
+def test_a_home_folder_is_not_linked(project: Path, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_files(project, {"letters/one.txt": ""})
+    assert "letters" in links_of(frozen(runs, mode=SnapshotMode.copy))
+    monkeypatch.setenv("HOME", str(project))
+    assert links_of(frozen(runs, mode=SnapshotMode.copy)) == {}
 
 
 def test_a_package_behind_a_link_is_frozen_where_it_is(project: Path, runs: Path, tmp_path: Path) -> None:
