@@ -126,6 +126,8 @@ def more_memory(shape: Shape) -> str:
 NOT_KNOWN = "not_known"
 """Diagnosis of a failure without a sign, a traceback or a recorded cause: no guess."""
 _TRACEBACK_LINES = 4
+_HINT_OF_HYDRA = "Set the environment variable HYDRA_FULL_ERROR=1"
+"""Beginning of the last line of every Hydra app that fails; it tells nothing of the failure."""
 _LAST_LINES = 8
 _ALLOWS = re.compile(r"checkpoint\.allow_changes=\[[^]]*\]")
 _AGAIN = "another configuration is another run: hpc-trainer submit with the key above"
@@ -393,7 +395,9 @@ def _frame(run: RunStatus) -> str | None:
 
 def _said(run: RunStatus) -> str | None:
     lines = last_lines(run) if run.state.has_failed and run.cause not in REFUSALS else []
-    return next((line.strip() for line in reversed(lines) if line.strip()), None)
+    return next(
+        (line.strip() for line in reversed(lines) if line.strip() and not line.startswith(_HINT_OF_HYDRA)), None
+    )
 
 
 def _evidence(status: SweepStatus, run: RunStatus, rank: int | None, clues: Sequence[Clues]) -> Iterator[str]:

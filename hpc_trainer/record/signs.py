@@ -487,6 +487,20 @@ def _telling(lines: Sequence[str]) -> list[str]:
     return [line for line in lines_left if not _WARNING.search(line)]
 
 
+def with_causes(lines: Sequence[str], most: int) -> list[str]:
+    """Return the last `most` lines, and above them the chain of tracebacks that led to the last one, without frames."""
+    first = max(0, len(lines) - most)
+    begins = [index for index, line in enumerate(lines) if _TRACEBACK.search(line)]
+    chain: list[str] = []
+    for index, end in reversed(list(zip(begins, [*begins[1:], len(lines)], strict=True))):
+        if index < first:
+            error = [line for line in lines[index + 1 : min(end, first)] if line.strip() and not line[:1].isspace()]
+            chain = [lines[index], *error, *chain]
+        if not any(_DIRECT_CAUSE in line for line in lines[max(0, index - 3) : index]):
+            break
+    return [*chain, *lines[first:]]
+
+
 def found_in(lines: Sequence[str], line: str) -> Iterator[int]:
     """Yield the numbers, counted from 1, of the lines that are or contain this one, the newest first."""
     wanted = line.strip()

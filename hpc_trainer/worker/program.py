@@ -5,6 +5,7 @@ Rank 0 turns what the program logs into metrics.jsonl, heartbeat.json and, at th
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import time
@@ -24,6 +25,7 @@ from hpc_trainer.record.metrics import MetricsLog, NewLines, Told, newest_metric
 from hpc_trainer.record.reading import Faults, Watch, names_in, read_json
 from hpc_trainer.record.redaction import Redaction
 from hpc_trainer.record.rungs import pause_step
+from hpc_trainer.record.signs import with_causes
 from hpc_trainer.record.states import CANCEL, POOL, RUNG, RunState
 from hpc_trainer.runtime.pace import SaveTimer
 from hpc_trainer.runtime.rank_env import RankEnv
@@ -157,7 +159,8 @@ _CANCEL_LOOK_S = 5.0
 _LEFT_BEHIND_S = 5.0
 # Seconds for a program that ignores the signal, outside Slurm: Slurm has its KillWait for that, 30 s by default.
 _DEAF_S = 30.0
-_LAST_LINES, _LAST_BYTES = 25, 8_000
+_LAST_LINES, _LAST_BYTES = 25, 64_000
+_COLOUR = re.compile(r"\x1b\[[0-9;:?]{0,60}[A-Za-z]")
 # Seconds for a program to save at a rung. Nothing else ends it then, and a large checkpoint takes minutes.
 _DEAF_AT_RUNG_S = 900.0
 _STOPS = (*STOP_SIGNALS, signal.SIGINT)
@@ -435,11 +438,12 @@ def _ending(code: int | None) -> str:
 
 
 def _last_lines(log: Path) -> str:
-    """Return the last lines that the program printed."""
+    """Return the last lines that the program printed, without colours, and the errors that led to the last one."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _LAST_BYTES))
             text = file.read().decode(errors="replace")
     except OSError:
         return ""
-    return "\n".join(text.rpartition(_STARTS)[2].splitlines()[1:][-_LAST_LINES:])
+    lines = _COLOUR.sub("", text).rpartition(_STARTS)[2].splitlines()[1:]
+    return "\n".join(with_causes(lines, _LAST_LINES))

@@ -219,6 +219,7 @@ def environment_of(config: TrainConfig, paths: RunPaths, env: RankEnv, attempt: 
         own["PYTHONPATH"] = os.pathsep.join([code_folder(config.train), *filter(None, given)])
     return {
         "PYTHONUNBUFFERED": "1",  # else the last lines of a program that is killed are lost
+        "HYDRA_FULL_ERROR": "1",  # else Hydra leaves out the error that caused an error
         **inherited,
         "PATH": os.pathsep.join(dict.fromkeys(path)),
         **own,

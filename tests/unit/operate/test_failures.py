@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -20,7 +21,7 @@ import pytest
 
 from hpc_trainer.cli.main import main
 from hpc_trainer.operate.why import NOT_KNOWN, Why, explain
-from hpc_trainer.record.signs import SIGNS, sign_of
+from hpc_trainer.record.signs import SIGNS, sign_of, with_causes
 from hpc_trainer.record.status import read_status
 from tests.unit.record.builders import make_specs
 from tests.unit.record.sweeps import SweepOnDisk
@@ -163,6 +164,46 @@ def test_what_was_printed_before_the_error_is_not_its_cause() -> None:
     sign = sign_of([*traceback, "torch.OutOfMemoryError: CUDA out of memory.", *traceback, elastic])
     assert sign is not None
     assert sign.name == "gpu_memory"
+
+
+_CHAIN = """
+def resolve(depth):
+    if depth:
+        resolve(depth - 1) if depth % 2 else [resolve(depth - 1)]
+        return
+    try:
+        try:
+            {}["name"]
+        except KeyError:
+            import no_such_module
+    except ImportError as error:
+        raise RuntimeError("the target does not load") from error
+
+try:
+    resolve(15)
+except RuntimeError as error:
+    raise ValueError("the error that the app prints") from error
+"""
+
+
+def test_the_error_at_the_bottom_of_a_long_chain_counts() -> None:
+    """Hydra raises its own error for a module that is missing, three tracebacks below the first."""
+    done = subprocess.run([sys.executable, "-c", _CHAIN], capture_output=True, text=True, check=False)
+    lines = [
+        "Traceback (most recent call last):",
+        "OSError: an earlier error",
+        "",
+        "all is well",
+        *done.stderr.splitlines(),
+    ]
+    assert sign_of(lines[-8:]) is None
+    kept = with_causes(lines, 8)
+    assert kept[-8:] == lines[-8:]
+    cause = "The above exception was the direct cause of the following exception:"
+    assert kept[:-8] == [lines[0], "ModuleNotFoundError: No module named 'no_such_module'", cause, lines[0]]
+    sign = sign_of(kept)
+    assert sign is not None
+    assert (sign.name, sign.matched) == ("missing_module", "no_such_module")
 
 
 def test_the_rank_that_came_late_to_a_collective_is_named() -> None:
