@@ -35,6 +35,8 @@ _ANYWHERE = (
 _CODE = re.compile(
     r".*\.(py|pyi|pyx|pxd|so|c|cc|cpp|cxx|cu|cuh|h|hpp|ipynb|md|rst|html|css|js|ts|java|go|rs|jl|r|m|lua|tex|svg|png)"
 )
+# Files that show a newcomer which secrets to write, such as .env.example.
+_TEMPLATE = re.compile(r".*\.(example|sample|template|dist)")
 _LAST_WORDS = frozenset(
     (
         "secret", "secrets", "credential", "credentials", "creds", "password", "passwords", "passwd", "passphrase",
@@ -69,9 +71,9 @@ def secrets_among(names: Iterable[str]) -> list[str]:
 def is_secret(name: str) -> bool:
     """Return True if the path `name` looks like a secret, or is in a folder of secrets."""
     parts = name.lower().split("/")
-    if any(map(_anywhere().match, parts)):
-        return True
     last = parts[-1]
+    if any(map(_anywhere().match, parts[:-1] if _TEMPLATE.fullmatch(last) else parts)):
+        return True
     if last.startswith("id_") and last.removesuffix(".pub").isidentifier():  # id_rsa, id_work; not id_map.py
         return True
     if _CODE.fullmatch(last):

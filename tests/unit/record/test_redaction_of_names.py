@@ -34,7 +34,7 @@ account.yaml primary_key.sql foreign_key.yaml config.yaml conf.json requirements
 password_strength.md history.py training_history.json secret_sharing.yaml secret_santa.csv README.md Makefile setup.cfg
 next_token.json last_token.yaml num_tokens.yaml by_token.csv key_frames.yaml
 token.py secret.py keyfile.py kubeconfig.py training_history hotkey.yaml
-envelope.yaml
+envelope.yaml .env.example .env.sample .env.template .env.dist config.yaml.example
 """
 SECRETS, CODE = _SECRETS.split(), _CODE.split()
 
@@ -57,3 +57,4 @@ def test_code_and_data_are_not(folder: str) -> None:
 @pytest.mark.parametrize("folder", [".ssh", ".AWS", ".gnupg", ".docker", ".kube", "Secrets", "credentials"])
 def test_what_lies_in_a_folder_of_secrets_is_one(folder: str) -> None:
     assert is_secret(f"my_lab/{folder}/config")
+    assert is_secret(f"my_lab/{folder}/config.example")
