@@ -220,5 +220,7 @@ class Spec:
         path = os.environ.get("HPC_TRAINER_TESTS_PATH") or os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin")
         rest = [part for part in path.split(":") if part and part != str(self.bin)]
         return {
-            "PATH": ":".join([str(self.bin), *rest]), "SLURM_CONF": str(self.conf), "HPC_TRAINER_CONFIG_DIR": str(PROFILES),
-        }  # fmt: skip
+            "PATH": ":".join([str(self.bin), *rest]),
+            "SLURM_CONF": str(self.conf),
+            "HPC_TRAINER_CONFIG_DIR": str(PROFILES),
+        }
