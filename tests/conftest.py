@@ -113,6 +113,8 @@ if "HPC_TRAINER_TESTS_PATH" not in os.environ:
     os.environ["PATH"] = without_slurm(os.environ["HPC_TRAINER_TESTS_PATH"])
 
 
+# Profiles of a site, or of `make slurm-up`, would be among the choices that tests expect.
+os.environ.pop("HPC_TRAINER_CONFIG_DIR", None)
 # Before torch is imported. As many processes as cores are at work, and threads that wait for each other turn idly.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A shell starts what it leaves in the background (`make test &` in a script) with SIGINT ignored, and all that is

@@ -87,9 +87,9 @@ def _runs_dir(ctx: typer.Context) -> Path:
 
 
 def _config_dirs(ctx: typer.Context) -> list[Path]:
-    from hpc_trainer.config.compose.own_files import read_project
+    from hpc_trainer.config.compose.own_files import config_dirs_of
 
-    return [*map(Path, _texts(ctx, "config_dir")), *read_project().config_dirs]
+    return config_dirs_of(map(Path, _texts(ctx, "config_dir")))
 
 
 def _of_bash(said: Sequence[str], incomplete: str) -> tuple[list[str], str | None]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config.compose.composer import Composer
+from hpc_trainer.config.compose.own_files import config_dirs_of
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.deploy.exported import (
     CARD,
@@ -208,7 +209,7 @@ def forms_of(overrides: Sequence[str], config_dirs: Sequence[Path] = ()) -> tupl
             f"{other}: an export takes the run as it was trained; only the list of forms can be chosen, as "
             "sweep=compress or sweep.forms=[{to: onnx, prune: 0.5}]."
         )
-    with Composer(config_dirs) as composer:
+    with Composer(config_dirs_of(config_dirs)) as composer:
         listed = composer.compose(list(overrides)).sweep.forms
     if not listed:
         raise ConfigError(f"{' '.join(overrides)} is a grid and lists no forms (sweep.forms). Use sweep=compress.")

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from hpc_trainer.config.compose.own_files import own_defaults
+from hpc_trainer.config.compose.own_files import check_config_dir, config_dirs_of, own_defaults
 from hpc_trainer.doctor.findings import Finding, broken, ok, warning
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.runtime.machine import driver
@@ -54,9 +54,11 @@ def _python() -> Finding:
 
 
 def _settings() -> Iterator[Finding]:
-    """Yield a finding if the user's own file, or the project's file, cannot be used."""
+    """Yield a finding if the user's own file, the project's file or a folder of configurations cannot be used."""
     try:
         own_defaults()
+        for folder in config_dirs_of():
+            check_config_dir(folder)
     except HpcTrainerError as error:
         yield broken(
             "settings", " ".join(str(error).split()), why="every command that makes a plan ends with this error",

@@ -21,7 +21,7 @@ from hpc_trainer.slurm.limits import Limits
 from hpc_trainer.slurm.shape import Shape, find_shape_problems, longest_limit, mem_mb_per_node, shape_of
 
 OK, WRONG, NOTE = "ok", "wrong", "note"
-_GENERIC_CLUSTERS = ("slurm", "local", "testbed")
+_GENERIC_CLUSTERS = ("slurm", "local")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from hpc_trainer.cli.common import as_typed, ended_by_signals, print_json, print
 from hpc_trainer.cli.grid_verbs import freeze_given
 from hpc_trainer.cli.options import Given, tell_notes
 from hpc_trainer.config.compose.overrides import override_value
-from hpc_trainer.config.compose.own_files import read_project
+from hpc_trainer.config.compose.own_files import config_dirs_of
 from hpc_trainer.errors import ConfigError, ExitCode, RunStateError
 from hpc_trainer.hardware.check import (
     OK,
@@ -264,7 +264,7 @@ def run_check(
     name: str, given: Given, *, runs: bool, internet: bool, timeout_s: float, as_json: bool
 ) -> None:  # fmt: skip
     """Compare a profile with the cluster, and measure with a short job if `runs`; exit with 1 if a line is wrong."""
-    folders = [*(given.config_dirs or ()), *read_project().config_dirs]
+    folders = config_dirs_of(given.config_dirs or ())
     overrides = given.overrides or []
     (config,) = compose_profiles([name], overrides, folders)
     limits = read_inventory()

@@ -57,9 +57,25 @@ def split_sources(text: str) -> list[str]:
     return [part for part in re.split(r";\s+", text.strip()) if part]
 
 
-def read_profiles(config_dirs: Sequence[Path] = ()) -> list[Profile]:
-    """Return all hardware profiles, by name."""
-    return [read_profile(name, config_dirs) for name in choices_in("hardware", [conf_dir(), *config_dirs])]
+def read_profiles(config_dirs: Sequence[Path] = (), unread: list[str] | None = None) -> list[Profile]:
+    """Return all hardware profiles, by name.
+
+    Args:
+        config_dirs: folders of configurations besides the shipped one.
+        unread: gets a message about each profile that cannot be read, which is then left out.
+
+    Raises:
+        ConfigError: without `unread`, a profile cannot be read.
+    """
+    profiles = []
+    for name in choices_in("hardware", [conf_dir(), *config_dirs]):
+        try:
+            profiles.append(read_profile(name, config_dirs))
+        except ConfigError as error:  # noqa: PERF203 -- each file has its own error
+            if unread is None:
+                raise
+            unread.append(" ".join(str(error).split()))
+    return profiles
 
 
 def read_profile(name: str, config_dirs: Sequence[Path] = ()) -> Profile:

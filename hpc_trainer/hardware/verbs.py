@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpc_trainer.cli.options import ConfigDir, Given, Json, Overrides, Verb
+from hpc_trainer.cli.options import ConfigDir, Given, Json, Overrides, Verb, complete_overrides, tell_notes
 
 if TYPE_CHECKING:
     from hpc_trainer.hardware.profiles import Profile
@@ -22,12 +22,9 @@ hardware = typer.Typer(
 verbs.add_typer(hardware)
 
 
-def _complete(incomplete: str) -> list[str]:
+def _complete(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the profiles that begin with the typed text."""
-    from hpc_trainer.config.compose.completion import choices_in
-    from hpc_trainer.config.compose.own_files import conf_dir
-
-    return [name for name in choices_in("hardware", [conf_dir()]) if name.startswith(incomplete)]
+    return [word.removeprefix("hardware=") for word in complete_overrides(ctx, f"hardware={incomplete}")]
 
 
 @hardware.command("list", cls=Verb)
@@ -40,17 +37,20 @@ def list_profiles(
 ) -> None:
     """List the hardware profiles; hardware=NAME chooses one."""
     from hpc_trainer.cli.common import print_json, print_next, print_table, say
+    from hpc_trainer.config.compose.own_files import config_dirs_of
     from hpc_trainer.hardware.profiles import read_profiles
 
     wanted = [word.lower() for word in words or []]
+    unread: list[str] = []
     profiles = [
         profile
-        for profile in read_profiles(_folders(config_dir))
+        for profile in read_profiles(config_dirs_of(config_dir or ()), unread)
         if all(word in f"{profile.name} {profile.about} {profile['partition']}".lower() for word in wanted)
     ]
     if as_json:
-        print_json({"profiles": [_as_json(profile) for profile in profiles]})
+        print_json({"profiles": [_as_json(profile) for profile in profiles], "notes": unread})
         return
+    tell_notes(unread)
     if not profiles:
         print(f"No profile has {' and '.join(words or [])}.")
         print_next("hardware list")
@@ -71,9 +71,10 @@ def show_profile(
 ) -> None:
     """Show one profile: figures, rules of the site, sources, and what the batch script gets from it."""
     from hpc_trainer.cli.common import print_json, print_next, say
+    from hpc_trainer.config.compose.own_files import config_dirs_of
     from hpc_trainer.hardware.profiles import read_cluster, read_profile, site_of
 
-    folders = _folders(config_dir)
+    folders = config_dirs_of(config_dir or ())
     profile = read_profile(name, folders)
     cluster = read_cluster(profile.cluster, folders) if profile.cluster is not None else None
     lines = _script_lines(profile, folders)
@@ -187,12 +188,6 @@ def pack(
     if done.kind == "venv":
         print(f"    venv: {done.source}    # used where no disk of a node takes the copy")
     print_next(f"plan experiment=digits cluster.environment.stage={done.archive} --script")
-
-
-def _folders(config_dir: Sequence[Path] | None) -> list[Path]:
-    from hpc_trainer.config.compose.own_files import read_project
-
-    return [*(config_dir or ()), *read_project().config_dirs]
 
 
 def _as_json(profile: Profile) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 from hpc_trainer.config.compose.condition import PointValues
 from hpc_trainer.config.compose.fast_compose import Composed, GridComposer
 from hpc_trainer.config.compose.grid import FIRST, Point, expand_grid
-from hpc_trainer.config.compose.own_files import Project, read_project, read_user_config
+from hpc_trainer.config.compose.own_files import Project, config_dirs_of, read_project, read_user_config
 from hpc_trainer.config.identity import SeedDigests, build_run_id, config_digest, had_another_name, run_id_of, run_label
 from hpc_trainer.config.load import PASSED_OVER, Memo, to_plain
 from hpc_trainer.config.program import is_one_a_node, unread_overrides
@@ -70,7 +70,8 @@ def freeze_grid(
 ) -> Grid:
     """Compose, validate and freeze every point of the grid.
 
-    Folders and prefixes of the project file come after `config_dirs` and `trust` (`config/compose/own_files.py`).
+    Folders and prefixes of the project file come after `config_dirs` and `trust`, and the site's folders last
+    (`config/compose/own_files.py`).
 
     Args:
         overrides: overrides of the command line.
@@ -84,7 +85,7 @@ def freeze_grid(
     project = read_project()
     try:
         trusted = [*trust, *project.trust]
-        grid = _freeze_grid(overrides, [*config_dirs, *project.config_dirs], trusted, is_search=is_search)
+        grid = _freeze_grid(overrides, config_dirs_of(config_dirs, project), trusted, is_search=is_search)
         notes = project.notes if _has_news(project, grid.sweep) else ()
         return dataclasses.replace(grid, notes=(*notes, *grid.notes))
     except ConfigError as error:

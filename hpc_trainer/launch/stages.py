@@ -17,7 +17,7 @@ from hpc_trainer.config import script_words
 from hpc_trainer.config.compose.fast_compose import GridComposer
 from hpc_trainer.config.compose.grid import read_stages
 from hpc_trainer.config.compose.overrides import in_full
-from hpc_trainer.config.compose.own_files import read_project
+from hpc_trainer.config.compose.own_files import config_dirs_of
 from hpc_trainer.config.schema.train import SweepConfig, SweepStage
 from hpc_trainer.errors import ConfigError, did_you_mean
 from hpc_trainer.launch.freeze import Grid, freeze_grid
@@ -68,7 +68,7 @@ def freeze_chain(
     """
     if not any(_key(word) in ("sweep", "grid") for word in overrides):
         return None
-    with GridComposer([*config_dirs, *read_project().config_dirs]) as composer:
+    with GridComposer(config_dirs_of(config_dirs)) as composer:
         shared = [word for word in overrides if not _OF_STAGE.fullmatch(word)]
         section = read_stages(composer, shared)
     if section is None:

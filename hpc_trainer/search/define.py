@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config.compose.overrides import override_value
-from hpc_trainer.config.compose.own_files import read_project
+from hpc_trainer.config.compose.own_files import config_dirs_of
 from hpc_trainer.config.compose.search_axes import WHEN, SearchAxis, conditions_of, split_axes
 from hpc_trainer.config.load import PASSED_OVER
 from hpc_trainer.config.resume_contract import flatten
@@ -77,7 +77,7 @@ def define(
     Raises:
         ConfigError: an axis, a key of `search` or a sample of the space is wrong.
     """
-    fixed, axes = split_axes(words, [*config_dirs, *read_project().config_dirs])
+    fixed, axes = split_axes(words, config_dirs_of(config_dirs))
     if app is not None:
         return _of_app(app, fixed, axes, config_dirs=config_dirs, trust=trust)
     if not axes:

@@ -85,7 +85,6 @@ def test_a_job_measures_two_nodes_with_two_ranks_each(slurm: SlurmCluster, tmp_p
     )
     shown = driver.run("plan", *gpt).stdout
     assert f"Expected on testbed_x4, by hardware check testbed_x4 --run, {measured['day']}:" in shown
-    print(shown)  # the transcript of docs/discover.md
 
 
 @pytest.mark.long

@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hpc_trainer.config.compose.composer import ROOT, Composer
 from hpc_trainer.config.compose.hydra_parts import HydraParts
+from hpc_trainer.config.compose.own_files import config_dirs_of
 from hpc_trainer.config.load import plain_value, section_from_plain
 from hpc_trainer.config.schema.data import DataConfig
 from hpc_trainer.config.schema.train import TrainConfig
@@ -53,7 +54,7 @@ def with_data(
     """
     changed, given = config, frozenset[str]()
     if overrides:
-        with Composer(config_dirs) as composer:
+        with Composer(config_dirs_of(config_dirs)) as composer:
             parsed = composer.parse(overrides)
             _refuse(map(_problem_of_data, parsed))
             given = frozenset(override.key_or_group.partition(".")[2] for override in parsed)

@@ -24,7 +24,14 @@ from yaml import YAMLError
 from hpc_trainer.config.compose.completion import choices_in
 from hpc_trainer.config.compose.hydra_parts import share_schemas
 from hpc_trainer.config.compose.overrides import override_value
-from hpc_trainer.config.compose.own_files import check_config_dir, conf_dir, read_user_config, user_config_path
+from hpc_trainer.config.compose.own_files import (
+    SITE_VARIABLE,
+    check_config_dir,
+    conf_dir,
+    is_of_site,
+    read_user_config,
+    user_config_path,
+)
 from hpc_trainer.config.compose.wrong_overrides import (
     hydra_problem,
     key_meant,
@@ -71,7 +78,7 @@ def _is_names(value: object) -> bool:
 
 
 class Composer:
-    """Composer of points over the shipped `conf/` and, after it, the folders of `--config-dir`.
+    """Composer of points over the shipped `conf/` and, after it, further folders (`own_files.config_dirs_of`).
 
     Use it as a context manager: Hydra keeps one global state, which is entered and left here.
     """
@@ -82,6 +89,7 @@ class Composer:
                 raise ConfigError(f"--config-dir {folder}: there is no such folder.")
             check_config_dir(folder)
         self._config_dirs = [folder.resolve() for folder in config_dirs]
+        self._of_site = dict.fromkeys(folder.resolve() for folder in config_dirs if is_of_site(folder))
         self._stack = contextlib.ExitStack()
         self._interpolated: dict[tuple[str, ...], bool] = {}
         self.root = _ROOT_OF_SLURM if shutil.which("sbatch") else ROOT
@@ -122,7 +130,7 @@ class Composer:
         return parsed
 
     def choices(self, group: str) -> list[str]:
-        """Return the choices of a group, sorted, including those of `--config-dir`."""
+        """Return the choices of a group, sorted, including those of all folders."""
         return choices_in(group, [conf_dir(), *self._config_dirs])
 
     def compose_untyped(self, overrides: Sequence[str]) -> DictConfig:
@@ -172,7 +180,7 @@ class Composer:
         return {str(group): choice for group, choice in composed.hydra.runtime.choices.items()}
 
     def search_path(self) -> list[str]:
-        """Return the override that names the folders of `--config-dir` to Hydra; none without such folders."""
+        """Return the override that names the further folders to Hydra; none without such folders."""
         folders = [f"file://{folder}" for folder in self._config_dirs]
         return [f"hydra.searchpath={override_value(folders)}"] if folders else []
 
@@ -185,12 +193,12 @@ class Composer:
     def explain(self, error: Exception, overrides: Sequence[str]) -> ConfigError:
         if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
             group, _, name = error.missing_cfg_file.partition("/")
-            own = (
-                ""
-                if self._config_dirs
-                else f" To use a choice of your own, pass the folder that has {group}/{name}.yaml with --config-dir."
-            )
-            return ConfigError(f"{group}={name}: no such choice. {_valid(name, self.choices(group))}{own}")
+            own = site = ""
+            if set(self._config_dirs) == set(self._of_site):
+                own = f" To use a choice of your own, pass the folder that has {group}/{name}.yaml with --config-dir."
+            if self._of_site:
+                site = f" {SITE_VARIABLE}={':'.join(map(str, self._of_site))} has no {group}/{name}.yaml."
+            return ConfigError(f"{group}={name}: no such choice. {_valid(name, self.choices(group))}{own}{site}")
         parsed = self.parse(overrides)
         for override in parsed:
             problem = self._problem_of_key(override, overrides)
@@ -273,10 +281,11 @@ class Composer:
         other = next((file for file in own if is_file(file) and not _is_copy(file, first)), None)
         if other is None:
             return None
-        return (
-            f"{group}={name}: two files have this name, and the second would not be read: {first} and {other}. Rename "
-            f"the second: mv {other} {other.with_stem(f'{other.stem}_own')}, then {group}={name}_own"
-        )
+        renamed = other.with_stem(f"{other.stem}_own")
+        fix = f"Rename the second: mv {other} {renamed}, then {group}={name}_own"
+        if not os.access(other.parent, os.W_OK):  # of a site
+            fix = f"Ask user {other.stat().st_uid}, who owns the second, to rename it."
+        return f"{group}={name}: two files have this name, and the second would not be read: {first} and {other}. {fix}"
 
     def _problem_in(self, override: Override, base: DictConfig, groups: Sequence[str]) -> str | None:
         key = override.key_or_group

@@ -5,6 +5,7 @@
     `[tool.hpc_trainer]` of                project (docs/decisions/0037-project-file.md)
     pyproject.toml
     folders of --config-dir                further groups and choices, as in the shipped `conf/` (`conf_dir`)
+    folders of $HPC_TRAINER_CONFIG_DIR     the same, set once for all users of a site; they come last (`config_dirs_of`)
 
 A configuration decides which code runs as the submitting user: `cluster.setup` is shell. Only the owner and root may
 therefore write to these files. A folder that is named may belong to another user, such as a site's or a project's:
@@ -21,7 +22,7 @@ import os
 import pwd
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from hpc_trainer.config.user_files import is_file, is_folder
 from hpc_trainer.errors import ConfigError, UntrustedFileError, valid
 
 YAML_NAME, TOML_NAME = "hpc_trainer.yaml", "pyproject.toml"
+SITE_VARIABLE = "HPC_TRAINER_CONFIG_DIR"
 _KEYS = ("config_dir", "trust", "runs_dir")
 _PACKAGE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z")
 # A line that may begin our table. Only then the file is parsed: most pyproject.toml have no such line.
@@ -283,26 +285,66 @@ def conf_dir() -> Path:
     return shipped if shipped.is_dir() else package.parent / "conf"
 
 
+def config_dirs_of(given: Iterable[Path] = (), project: Project | None = None) -> list[Path]:
+    """Return a command's folders of configurations, the first first: given, of the project file, of the site.
+
+    Args:
+        given: folders of --config-dir.
+        project: contents of the project file, if they are read already.
+
+    Raises:
+        ConfigError, UntrustedFileError: as `read_project`, or the site's variable names something else than folders.
+    """
+    return [*given, *(project or read_project()).config_dirs, *map(_site_dir, _site_texts())]
+
+
+def is_of_site(folder: Path) -> bool:
+    """Return True if the site's variable names this folder."""
+    return folder in map(Path, _site_texts())
+
+
+def _site_texts() -> list[str]:
+    """Return the items of the variable; an empty one, as in `/site/conf:$HPC_TRAINER_CONFIG_DIR`, is left out."""
+    return [text for text in os.environ.get(SITE_VARIABLE, "").split(":") if text.strip()]
+
+
+def _site_dir(text: str) -> Path:
+    if not Path(text).is_absolute():
+        raise ConfigError(
+            f"{SITE_VARIABLE} names {text}, which would be another folder wherever a command is given. Write full "
+            "paths, separated by colons."
+        )
+    try:
+        os.scandir(f"{text}/.").close()  # opened, not only looked at: the folder may be closed to this user
+    except OSError as error:
+        raise ConfigError(
+            f"{SITE_VARIABLE} names {text}, which cannot be read as a folder: {error.strerror}. Correct the variable, "
+            f"or: unset {SITE_VARIABLE}"
+        ) from error
+    return Path(text)
+
+
 def check_config_dir(folder: Path) -> None:
-    """Refuse a --config-dir that others may write to, or that holds files of users other than its owner.
+    """Refuse a folder of configurations that others may write to, or with files of users other than its owner.
 
     Raises:
         UntrustedFileError: the folder is refused; the message names the path, its mode or owner, and the command that
             corrects it.
     """
+    source = f"{SITE_VARIABLE}: {folder}" if is_of_site(folder) else f"--config-dir {folder}"
     real = folder.resolve()
     owners = {os.getuid(), 0, real.stat().st_uid}
     for path in (real, *_config_files(real)):
         info = path.stat()
         if others_may_write(info):
             raise UntrustedFileError(
-                f"--config-dir {folder}: {path} has mode {stat.S_IMODE(info.st_mode):o}, so others can write to it, "
+                f"{source}: {path} has mode {stat.S_IMODE(info.st_mode):o}, so others can write to it, "
                 f"and the setup lines of a configuration run as you. Check it, then: chmod -R go-w {real} (or use a "
                 f"copy of your own: cp -r {real} my_conf)"
             )
         if info.st_uid not in owners:
             raise UntrustedFileError(
-                f"--config-dir {folder}: {path} belongs to user {info.st_uid}, who is neither you, nor root, nor the "
+                f"{source}: {path} belongs to user {info.st_uid}, who is neither you, nor root, nor the "
                 "owner of the folder, and the setup lines of a configuration run as you. Check it, then replace it by "
                 "a copy of your own, or remove it."
             )
@@ -310,7 +352,7 @@ def check_config_dir(folder: Path) -> None:
         info = above.stat()
         if info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX:
             raise UntrustedFileError(
-                f"--config-dir {folder}: {above} has mode {stat.S_IMODE(info.st_mode):o}, so everyone could put "
+                f"{source}: {above} has mode {stat.S_IMODE(info.st_mode):o}, so everyone could put "
                 f"another folder in its place. Use chmod o-w {above} (or chmod +t), or move it elsewhere."
             )
         if info.st_uid != os.getuid():

@@ -106,7 +106,7 @@ def test_a_site_that_does_not_exist_is_refused(local: LocalDriver, verb: str) ->
     done = local.run(*verb.split(), "experiment=digits", "train.num_steps=20", "cluster=doesnotexist", check=False)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "cluster=doesnotexist: no such choice." in done.stderr
-    assert "Valid: local, slurm, testbed; in folders: " in done.stderr
+    assert "Valid: local, slurm; in folders: " in done.stderr
 
 
 @pytest.mark.parametrize(

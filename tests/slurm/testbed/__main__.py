@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from tests.slurm.testbed import bed, chroot, daemons
-from tests.slurm.testbed.spec import RELEASES, VARIANTS, BedError, SharedFolder, Spec, default_release
+from tests.slurm.testbed.spec import PROFILES, RELEASES, VARIANTS, BedError, SharedFolder, Spec, default_release
 
 _DOWN = 3  # the exit status of "status" for a cluster that is not up, as init scripts have it
 
@@ -63,6 +63,8 @@ def _env(spec: Spec) -> int:
         raise BedError(f"{spec.name} is not up")
     print(f'export PATH={shlex.quote(str(spec.bin))}:"$PATH"')
     print(f"export SLURM_CONF={shlex.quote(str(spec.conf))}")
+    more = "${HPC_TRAINER_CONFIG_DIR:+:$HPC_TRAINER_CONFIG_DIR}"
+    print(f'export HPC_TRAINER_CONFIG_DIR={shlex.quote(str(PROFILES))}"{more}"')
     return 0
 
 

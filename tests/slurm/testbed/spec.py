@@ -21,6 +21,8 @@ NODES = ("n1", "n2", "n3", "n4")
 GPUS_PER_NODE = 4
 CPUS_PER_NODE = 8
 ACCOUNT = "research"
+PROFILES = Path(__file__).parent / "conf"
+"""Folder of `cluster=testbed` and `hardware=testbed_x1`, `testbed_x4`, as a site has one."""
 
 
 class BedError(Exception):
@@ -213,8 +215,12 @@ class Spec:
         return self.database / "socket"
 
     def environment(self) -> dict[str, str]:
-        """What a shell needs so that ``sbatch`` and the others reach this cluster."""
+        """What a shell needs so that ``sbatch`` and the others reach this cluster, and its profiles have names."""
         # Under pytest PATH has no command of Slurm (tests/conftest.py).
         path = os.environ.get("HPC_TRAINER_TESTS_PATH") or os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin")
         rest = [part for part in path.split(":") if part and part != str(self.bin)]
-        return {"PATH": ":".join([str(self.bin), *rest]), "SLURM_CONF": str(self.conf)}
+        return {
+            "PATH": ":".join([str(self.bin), *rest]),
+            "SLURM_CONF": str(self.conf),
+            "HPC_TRAINER_CONFIG_DIR": str(PROFILES),
+        }

@@ -121,6 +121,17 @@ def test_choices_of_the_project_file_and_of_the_command_line(ask: Ask, project: 
     assert not (project / "imported").exists()
 
 
+def test_profiles_of_a_site_and_of_the_project(ask: Ask, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in (project / "conf", project.parent / "site"):
+        (folder / "hardware").mkdir(parents=True)
+        (folder / "hardware" / f"of_{folder.name}.yaml").write_text("")
+    monkeypatch.setenv("HPC_TRAINER_CONFIG_DIR", str(project.parent / "site"))
+    assert ask("hpc-trainer plan hardware=of_") == ["hardware=of_conf", "hardware=of_site"]
+    assert ask("hpc-trainer hardware show of_") == ["of_conf", "of_site"]
+    monkeypatch.setenv("HPC_TRAINER_CONFIG_DIR", "/no/such/folder")
+    assert ask("hpc-trainer hardware show gpu_x1") == [], "the command itself reports the error"
+
+
 @pytest.mark.few(1)
 def test_sweeps_and_runs(ask: Ask, project: Path) -> None:
     first, second = sorted(spec.run_id for spec in make_specs(2))

@@ -95,9 +95,15 @@ def test_whatever_changes_the_result_makes_another_run(changes: dict[str, Any]) 
         ((), "mlp-digits-lr0.001-s0-e124e99811"),
         (("hardware=gpu_x8", "cluster=slurm"), "mlp-digits-lr0.001-s0-891c6afc10"),
         (("hardware=gpu_x16", "cluster=slurm", "experiment=gpt_bytes"), "gpt-text_bytes-lr0.001-s0-9141a3e49e"),
-        (("hardware=testbed_x4", "cluster=testbed"), "mlp-digits-lr0.001-s0-934bf62ee9"),
+        (
+            (
+                "hardware=gpu_x16", "hardware.gpus_per_node=2", "hardware.cpus_per_gpu=1", "hardware.device=cpu",
+                "hardware.gpu_type=a100", "cluster=slurm",
+            ),
+            "mlp-digits-lr0.001-s0-934bf62ee9",
+        ),
     ],
-)
+)  # fmt: skip
 def test_run_ids_of_earlier_versions_stay(overrides: tuple[str, ...], run_id: str) -> None:
     """A new key says in the schema that it is APART or ONCE_SET: else finished runs start again."""
     config = make_config(*overrides)

@@ -112,7 +112,7 @@ MISTAKES = [
     (
         ["cluster=my_site"],
         [
-            "Valid: local, slurm, testbed; in folders: alliance/, ",
+            "Valid: local, slurm; in folders: alliance/, ",
             ". To use a choice of your own, pass the folder that has cluster/my_site.yaml with --config-dir.",
         ],
     ),

@@ -17,20 +17,20 @@ PERLMUTTER = "hardware=nersc/perlmutter_x4"
 CLUSTERS: list[tuple[list[str], str | None]] = [
     ([], None),
     (["hardware=gpu_x8"], None),
-    (["cluster=testbed"], "testbed"),
+    (["cluster=olcf/frontier"], "frontier"),
     ([PERLMUTTER], "perlmutter"),
-    ([PERLMUTTER, "cluster=testbed"], "testbed"),
+    ([PERLMUTTER, "cluster=olcf/frontier"], "frontier"),
     (["cluster=local", PERLMUTTER], "local"),
     (["experiment=of_a_site"], "perlmutter"),
     (["experiment=of_a_site", "hardware=cpu_x1"], None),
     (["experiment=of_a_site", "cluster=slurm"], "slurm"),
-    (["experiment=of_both"], "testbed"),
+    (["experiment=of_both"], "frontier"),
 ]
 
 
 def _clusters(folder: Path) -> list[str]:
     (folder / "experiment").mkdir()
-    for name, lines in {"of_a_site": (), "of_both": ("  - override /cluster: testbed",)}.items():
+    for name, lines in {"of_a_site": (), "of_both": ("  - override /cluster: olcf/frontier",)}.items():
         text = ["# @package _global_", "defaults:", "  - override /hardware: nersc/perlmutter_x4", *lines]
         (folder / "experiment" / f"{name}.yaml").write_text("\n".join(text))
     with GridComposer([folder]) as composer:

@@ -33,7 +33,7 @@ RULES: list[tuple[list[str], str]] = [
         "updates only whole weights",
     ),
     (
-        [*CUSTOM, "optim._target_=torch.optim.Rprop", "hardware=testbed_x4", "cluster=slurm", "parallel=hsdp"],
+        [*CUSTOM, "optim._target_=torch.optim.Rprop", "hardware=gpu_x16", "cluster=slurm", "parallel=hsdp"],
         "optim._target_=torch.optim.Rprop updates only whole weights (torch 2.13), but parallel=fsdp gives each rank",
     ),
     (
