@@ -7,12 +7,11 @@ import dataclasses
 import os
 import shutil
 import signal
-import time
 from collections.abc import Collection, Sequence
 
 from hpc_trainer.errors import RunStateError, SlurmError
 from hpc_trainer.operate.find import prepare_to_write
-from hpc_trainer.record.files import make_folder, write_json, write_marker
+from hpc_trainer.record.files import make_folder, write_marker
 from hpc_trainer.record.holds import write_hold
 from hpc_trainer.record.processes import is_alive, pid_of
 from hpc_trainer.record.reading import is_there, read_json
@@ -115,13 +114,9 @@ def _end_slots(status: SweepStatus, pools: Sequence[PoolStatus]) -> None:
 
 def _mark(status: SweepStatus, run: RunStatus, *, is_whole: bool) -> None:
     paths = status.sweep.run(run.run_id)
-    make_folder(paths.folder)
+    make_folder(paths.place)
     # No fsync before a first attempt: Slurm still reports CANCELLED after a power cut, and 20,000 fsyncs take a minute.
-    marker, sync = paths.marker(CANCEL), bool(run.attempts)
-    if is_whole and not os.path.lexists(marker):
-        write_json(marker, {"time": time.time(), _WITH_SWEEP: True}, sync=sync)
-    else:
-        write_marker(marker, sync=sync)
+    write_marker(paths.at(CANCEL), {_WITH_SWEEP: True} if is_whole else None, sync=bool(run.attempts))
 
 
 # Key in the marker of a run that was cancelled with its whole sweep: a retry of the sweep includes the run.

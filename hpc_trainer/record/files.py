@@ -106,11 +106,12 @@ def write_json(path: Path, value: Any, *, sync: bool = True) -> None:
     write_atomic(path, to_json(value) + "\n", sync=sync)
 
 
-def write_marker(path: Path, *, sync: bool = True) -> None:
+def write_marker(path: Place, more: Mapping[str, Any] | None = None, *, sync: bool = True) -> None:
     """Create a file whose name is the message, with the time in it; a file that is not empty stays unchanged.
 
     Args:
         path: the file, in an existing folder.
+        more: further values for the file, by key.
         sync: True if the file must survive a power cut.
     """
     try:
@@ -126,13 +127,13 @@ def write_marker(path: Path, *, sync: bool = True) -> None:
             if os.fstat(descriptor).st_size > 0:
                 return
             set_file_mode(descriptor)
-            os.write(descriptor, f"{to_json({'time': time.time()})}\n".encode())
+            os.write(descriptor, f"{to_json({'time': time.time(), **(more or {})})}\n".encode())
             if sync:
                 os.fsync(descriptor)
         finally:
             os.close(descriptor)
     if sync:
-        fsync_folder(path.parent)
+        fsync_folder(Path(path).parent)
 
 
 _TO_MARK = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -554,40 +555,40 @@ def set_file_mode(descriptor: int) -> None:
         os.fchmod(descriptor, 0o666 & ~_umask)
 
 
-def make_folder(folder: Path) -> None:
+def make_folder(folder: Place) -> None:
     """Create a folder and its missing parents; narrow the default ACL of an existing folder that is the user's own.
 
     Raises:
         OSError: the file system refused.
     """
     if _umask is None:
-        folder.mkdir(parents=True, exist_ok=True)
+        Path(folder).mkdir(parents=True, exist_ok=True)
         return
     try:
         try:
-            folder.mkdir(mode=0o777 & ~_umask)
+            os.mkdir(folder, 0o777 & ~_umask)  # noqa: PTH102  (10,000 of them)
         except FileNotFoundError:
-            make_folder(folder.parent)
-            folder.mkdir(mode=0o777 & ~_umask)  # only once: a mount may be gone and its name stay
+            make_folder(Path(folder).parent)
+            os.mkdir(folder, 0o777 & ~_umask)  # noqa: PTH102  (only once: a mount may be gone and its name stay)
     except FileExistsError:
-        if not folder.is_dir():
+        if not Path(folder).is_dir():
             raise
         narrow_default_acl(folder)
     else:
-        mode = stat.S_IMODE(folder.stat().st_mode)
+        mode = stat.S_IMODE(os.stat(folder).st_mode)  # noqa: PTH116
         if mode & _umask:
-            folder.chmod(mode & ~_umask)
+            Path(folder).chmod(mode & ~_umask)
         _narrow(folder)
 
 
-def narrow_default_acl(folder: Path) -> None:
+def narrow_default_acl(folder: Place) -> None:
     """Narrow a folder's default ACL by the umask; leave another user's folder alone."""
-    info = folder.lstat()
+    info = os.lstat(folder)
     if info.st_uid == os.getuid() and stat.S_ISDIR(info.st_mode):
         _narrow(folder)
 
 
-def _narrow(folder: Path) -> None:
+def _narrow(folder: Place) -> None:
     if _umask is None or not hasattr(os, "getxattr"):
         return
     try:

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
-from hpc_trainer.cli.main import main
+from hpc_trainer.cli.main import app, main, with_one_verb
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.states import DONE, RunState
 from hpc_trainer.record.status import read_status
@@ -548,6 +549,20 @@ def test_no_verb_of_the_login_node_imports_torch(runs_dir: Path, fake_slurm: Fak
     done = _run("-c", code)
     assert done.stdout.splitlines()[-1] == "light", done.stderr
     assert len(fake_slurm.calls("sbatch")) == 1
+
+
+def test_a_verb_of_its_own_is_the_verb_of_the_whole_app() -> None:
+    whole = typer.main.get_group(app).commands
+    alone = {name: typer.main.get_group(with_one_verb(name)).commands for name in whole}
+    assert {"status", "top-up", "log", "eval", "find-lr", "tag"} <= alone.keys()
+    for name, command in whole.items():
+        assert len(alone[name]) in (1, len(whole)), name  # a group of verbs keeps all
+        there = alone[name][name]
+        assert [param.opts for param in there.params] == [param.opts for param in command.params]
+        assert there.help == command.help
+    assert len(alone["status"]) == 1
+    assert with_one_verb("statsu") is app
+    assert with_one_verb("") is app
 
 
 def test_status_imports_no_hydra(runs_dir: Path) -> None:
