@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests import warm
 
 if TYPE_CHECKING:
     from tests.integration.conftest import LocalDriver
@@ -114,6 +117,36 @@ def test_more_trials_continue_a_search_and_another_space_is_refused(local: Local
     assert "(log) before, optim.lr from 0.0001 to 0.1 (linear) now" in refused.stderr
     grid = local.run("submit", *WORDS[:-1], "sweep_name=more", "optim.lr=1e-3,1e-2", check=False)
     assert grid.returncode == 0, "runs of a grid may join"
+
+
+IN_PYTHON = """
+import json, sys
+import hpc_trainer
+
+words = json.loads(sys.argv[1])
+done = hpc_trainer.submit(*words)
+sweep = hpc_trainer.wait(done.plan.grid.sweep.name)
+frame = hpc_trainer.results(sweep.sweep.name)
+best = hpc_trainer.best(sweep.sweep.name)
+print(json.dumps({
+    "submitted": done.num_submitted, "counts": sweep.counts,
+    "columns": list(frame.columns), "losses": list(frame["eval_loss"]), "best": [best.trial, best.value],
+    "left": hpc_trainer.plan(*words).num_to_submit,
+}))
+"""
+
+
+def test_a_search_in_python_is_submitted_awaited_and_read(local: LocalDriver) -> None:
+    pytest.importorskip("pandas")
+    words = (*WORDS[:-1], "cluster=local", "search=tpe", "search.trials=4", "search.parallel=2", "sweep_name=py", LR)
+    path = f"{warm.OPTUNA}{os.pathsep}{local.folder}"  # the environment's own optuna is too old, for another test
+    program = [sys.executable, "-c", IN_PYTHON, json.dumps(words)]
+    made = warm.run(program, cwd=local.folder, env={**local.env, "PYTHONPATH": path}, text=True, timeout=200)
+    assert made.returncode == 0, (made.stderr, local.logs())
+    found = json.loads(made.stdout)
+    assert (found["submitted"], found["counts"], found["left"]) == (4, {"COMPLETED": 4}, 0)
+    assert {"run_id", "optim.lr", "eval_loss", "trial", "state"} <= {*found["columns"]}
+    assert found["best"] == [min(range(4), key=found["losses"].__getitem__), pytest.approx(min(found["losses"]))]
 
 
 @pytest.mark.long
