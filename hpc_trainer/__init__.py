@@ -5,17 +5,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hpc_trainer.api import best, cancel, metrics, plan, results, status, submit, sweeps, sync, why
+    from hpc_trainer.api import (
+        best,
+        cancel,
+        metrics,
+        plan,
+        plan_chain,
+        results,
+        status,
+        submit,
+        submit_chain,
+        sweeps,
+        sync,
+        wait,
+        why,
+    )
     from hpc_trainer.record.metrics import log_metrics
     from hpc_trainer.training.context import RunContext
 
 __version__: str
 
 __all__ = [
-    "RunContext", "__version__", "best", "cancel", "log_metrics", "metrics", "plan", "results", "status", "submit",
-    "sweeps", "sync", "why",
+    "RunContext", "__version__", "best", "cancel", "log_metrics", "metrics", "plan", "plan_chain", "results", "status",
+    "submit", "submit_chain", "sweeps", "sync", "wait", "why",
 ]  # fmt: skip
-_OF_API = ("best", "cancel", "metrics", "plan", "results", "status", "submit", "sweeps", "sync", "why")
+_OF_API = frozenset(__all__) - {"RunContext", "__version__", "log_metrics"}
 
 
 def __getattr__(name: str) -> Any:

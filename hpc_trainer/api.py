@@ -1,9 +1,9 @@
 """Functions for Python: `hpc_trainer.plan`, `submit`, `sync`, and what notebooks ask of runs: `results`, `metrics`, ..
 
 `plan`, `submit` and `sync` take the overrides of the command line and return typed objects. `plan` writes nothing.
-`submit` submits new and interrupted runs; calling it again submits no run twice. `sync` sends trackers the records that
-they lack. `results` and `metrics` return pandas frames if pandas is installed, else lists of dicts. Notebooks show
-returned objects as tables.
+`submit` submits new and interrupted runs; calling it again submits no run twice. `wait` waits for their ends. `sync`
+sends trackers the records that they lack. `results` and `metrics` return pandas frames if pandas is installed, else
+lists of dicts. Notebooks show returned objects as tables.
 """
 
 from __future__ import annotations
@@ -15,18 +15,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpc_trainer.domains import contributions
-from hpc_trainer.errors import RunStateError, visible
+from hpc_trainer.errors import ConfigError, RunStateError, visible
+from hpc_trainer.launch import stages
 from hpc_trainer.launch.extend import extend_grid
 from hpc_trainer.launch.freeze import Grid, freeze_grid
 from hpc_trainer.launch.grids import Submitted, plan_grid, submit_grid
 from hpc_trainer.launch.hydra_app import freeze_app, read_app
 from hpc_trainer.launch.plan import SweepPlan
+from hpc_trainer.launch.searches import await_slots, search_kind
 from hpc_trainer.operate.control import cancel_runs
 from hpc_trainer.operate.find import check_one_each, configured_runs_dir, find_sweep, select
 from hpc_trainer.operate.formats import frame, has_pandas, html_text
 from hpc_trainer.operate.results import BestRun, ResultTable, result_table
 from hpc_trainer.operate.show import SweepLine, find_run, sweep_lines
 from hpc_trainer.operate.sync import SyncResult, sync_named, tracker_named
+from hpc_trainer.operate.waits import looks
 from hpc_trainer.operate.where import parse_where
 from hpc_trainer.operate.why import Why, explain
 from hpc_trainer.record.metrics import read_metrics
@@ -42,6 +45,8 @@ def plan(
 ) -> SweepPlan:  # fmt: skip
     """Return what `submit` with the same arguments would do, and write nothing. `changed` lists runs with changed code.
 
+    With `search=SAMPLER` among the overrides a `SearchPlan` is returned.
+
     Args:
         overrides: overrides as on the command line: `"experiment=digits"`, `"optim.lr=1e-3,3e-3"`.
         config_dirs: folders of your own conf/ files, beside those of the project file.
@@ -55,6 +60,9 @@ def plan(
         ConfigError: a point of the grid is not valid. `problems` lists what the cluster would refuse; `notes` says
             if the cluster does not answer.
     """
+    if (kind := search_kind(overrides)) is not None:
+        _refuse_of_grids(fresh=fresh, extend=extend)
+        return kind.plan_search(overrides, app=app, config_dirs=config_dirs, trust=trust)
     grid = _frozen(overrides, config_dirs, trust, app, extend=extend)
     return plan_grid(grid, retry_failed=retry_failed, fresh=fresh)
 
@@ -64,6 +72,8 @@ def submit(
     fresh: bool = False, extend: bool = False, app: str | None = None,
 ) -> Submitted:  # fmt: skip
     """Submit the new and interrupted runs of a grid; return at once. A repeated call is safe.
+
+    With `search=SAMPLER` among the overrides the search's slots are submitted, and a `SubmittedSearch` is returned.
 
     Args:
         overrides: overrides as on the command line: `"experiment=digits"`, `"optim.lr=1e-3,3e-3"`.
@@ -80,9 +90,73 @@ def submit(
         SubmitError: the scheduler refused an array, or another submit is working on this sweep.
         SlurmError: Slurm does not answer.
     """
+    if (kind := search_kind(overrides)) is not None:
+        _refuse_of_grids(fresh=fresh, extend=extend)
+        return kind.submit_search(overrides, app=app, config_dirs=config_dirs, trust=trust)
     grid = _frozen(overrides, config_dirs, trust, app, extend=extend)
     command_line = ["hpc_trainer.submit", *overrides, *(() if app is None else (f"app={app}",))]
     return submit_grid(grid, retry_failed=retry_failed, fresh=fresh, command_line=command_line)
+
+
+def plan_chain(
+    *overrides: str, config_dirs: Sequence[Path] = (), trust: Sequence[str] = (), retry_failed: bool = False,
+    fresh: bool = False,
+) -> dict[str, SweepPlan]:  # fmt: skip
+    """Return the plan of each stage of a chain by the stage's name, in order, and write nothing.
+
+    Args:
+        overrides: overrides as on the command line: `"grid=pretrain_finetune"`, `"finetune:train.num_steps=150"`.
+        config_dirs: folders of your own conf/ files, beside those of the project file.
+        trust: packages that `_target_` and `train.main` may name, beside those of the project file.
+        retry_failed: plan failed runs too.
+        fresh: plan all runs, as if none existed yet.
+
+    Raises:
+        ConfigError: no override chooses a file with stages, or a point of a stage is not valid.
+    """
+    chain = _chain(overrides, config_dirs, trust)
+    plans = stages.plan_chain(chain, retry_failed=retry_failed, fresh=fresh)
+    return {stage.name: planned for stage, planned in zip(chain.stages, plans, strict=True)}
+
+
+def submit_chain(
+    *overrides: str, config_dirs: Sequence[Path] = (), trust: Sequence[str] = (), retry_failed: bool = False,
+    fresh: bool = False,
+) -> dict[str, Submitted]:  # fmt: skip
+    """Submit the stages of a chain; return what each submitted, by the stage's name. A repeated call is safe.
+
+    Args:
+        overrides: overrides as on the command line: `"grid=pretrain_finetune"`, `"finetune:train.num_steps=150"`.
+        config_dirs: folders of your own conf/ files, beside those of the project file.
+        trust: packages that `_target_` and `train.main` may name, beside those of the project file.
+        retry_failed: submit failed runs again; they resume from their newest checkpoint.
+        fresh: start all runs from the beginning; their present folders are set aside.
+
+    Raises:
+        ConfigError: the plan of a stage has a problem; nothing was submitted.
+        RunStateError, SubmitError, SlurmError: as in `submit`.
+    """
+    chain = _chain(overrides, config_dirs, trust)
+    command_line = ["hpc_trainer.submit_chain", *overrides]
+    done = stages.submit_chain(chain, retry_failed=retry_failed, fresh=fresh, command_line=command_line)
+    return {stage.name: submitted for stage, submitted in zip(chain.stages, done, strict=True)}
+
+
+def wait(sweep: str | None = None, *, runs_dir: Path | None = None) -> Sweep:
+    """Wait until no run of a sweep is pending or running and no slot of its search is at work; return its status.
+
+    Args:
+        sweep: the sweep; None: the newest one.
+        runs_dir: folder of sweeps; None: the configured folder.
+
+    Raises:
+        RunStateError: there is no such sweep.
+        SlurmError: the sweep has a search, and Slurm does not answer.
+    """
+    paths = find_sweep(_folder(runs_dir), sweep)
+    await_slots(paths)
+    *_, last = looks(paths, set(read_status(paths, is_look=True).specs))
+    return _shown_as(Sweep, last)
 
 
 def sync(*names: str, sweep: str | None = None, to: str | None = None, runs_dir: Path | None = None) -> SyncResult:
@@ -302,6 +376,21 @@ def _as_frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pd.D
         table: pd.DataFrame = frame(rows, columns)
         return table
     return Rows([{column: row.get(column) for column in columns} for row in rows])
+
+
+def _refuse_of_grids(*, fresh: bool, extend: bool) -> None:
+    for argument, is_given in (("fresh", fresh), ("extend", extend)):
+        if is_given:
+            raise ConfigError(f"{argument}=True is for grids. For a search that begins anew, use another sweep_name.")
+
+
+def _chain(overrides: Sequence[str], config_dirs: Sequence[Path], trust: Sequence[str]) -> stages.Chain:
+    chain = stages.freeze_chain(overrides, config_dirs=config_dirs, trust=trust)
+    if chain is None:
+        raise ConfigError(
+            "these overrides choose no file with sweep.stages (docs/chain.md). Add grid=FILE, or call plan and submit."
+        )
+    return chain
 
 
 def _frozen(

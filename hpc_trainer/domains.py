@@ -28,7 +28,7 @@ DOMAINS = (
 HOOKS = {
     "verbs": "typer app with verbs of hpc-trainer (cli/main.py); imported at the start of each command line",
     "sweep_keys": "mapping from a key of `sweep` that no grid reads to what it is (config/compose/grid.py)",
-    "grid_kinds": "kind of grid whose runs are not known at submit (cli/grid_verbs.py, `GridKind`)",
+    "grid_kinds": "kind of grid whose runs are not known at submit (cli/grid_verbs.py, `GridKind`; launch/searches.py)",
     "sweep_lines": "lines about a sweep for `status`, and their JSON (cli/run_verbs.py, `SweepLines`)",
     "features": "mapping from name to `Feature` (config/table/feature.py) of techniques that live in the domain",
     "samplers": "context manager around the work of a rank (worker/attempt.py, `working`)",

@@ -59,8 +59,8 @@ _TOP_UP_S, _TOP_UP_PAUSE_S = 1200.0, 120.0
 class GridKind(Protocol):
     """Kind of grid that a domain plans and submits (hook `grid_kinds`), because its runs follow from earlier ones."""
 
-    def takes(self, given: Given) -> bool:
-        """Return True if the command line asks for this kind."""
+    def takes(self, overrides: Sequence[str]) -> bool:
+        """Return True if the overrides ask for this kind."""
 
     def plan(self, given: Given, chosen: Chosen, *, as_json: bool) -> None:
         """Do and print what `run_plan` does."""
@@ -71,7 +71,7 @@ class GridKind(Protocol):
 
 def _kind_of(given: Given) -> GridKind | None:
     kinds: Sequence[GridKind] = contributions("grid_kinds")
-    return next((kind for kind in kinds if kind.takes(given)), None)
+    return next((kind for kind in kinds if kind.takes(given.overrides or ())), None)
 
 
 def freeze_given(given: Given, *forced: str) -> Grid:

@@ -225,10 +225,7 @@ class _Points:
 def _search_not_read(sampler: Sampler) -> str:
     if not contributions("grid_kinds"):
         return f"search={sampler.value} is read by no part of this installation. Leave it out."
-    return (
-        f"search={sampler.value} is for `hpc-trainer plan` and `hpc-trainer submit`, on their command lines. Elsewhere "
-        "name one run."
-    )
+    return f"search={sampler.value} is for `plan` and `submit`, among their overrides. Elsewhere name one run."
 
 
 def _unread(composer: GridComposer, config: TrainConfig, point: Point) -> Iterator[str]:

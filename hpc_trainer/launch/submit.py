@@ -428,7 +428,7 @@ def submit_source(plan: SweepPlan, array: ArrayPlan, source: str) -> SubmittedAr
     else:
         job_id = process_name(_start_pool(plan, array, intent).pid)
         write_confirmation(paths, intent, job_id)
-    return SubmittedArray(job_id=job_id, hardware=array.hardware, run_ids=(), uuid=intent.uuid)
+    return SubmittedArray(job_id=job_id, hardware=array.hardware, run_ids=(), uuid=intent.uuid, slots=array.slots)
 
 
 def _start_pool(plan: SweepPlan, array: ArrayPlan, intent: Submission) -> subprocess.Popen[bytes]:

@@ -7,6 +7,7 @@ import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_trainer.config.schema.cluster import Executor
@@ -16,13 +17,14 @@ from hpc_trainer.record.layout import OTHER_FOLDER, SweepPaths
 from hpc_trainer.record.reading import Faults, is_there, read_json
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import RunStatus, SweepStatus
-from hpc_trainer.record.submissions import Submission, read_submissions
 from hpc_trainer.search.folder import Search, Trial, Trials, override_of, read_search, write_search
 from hpc_trainer.search.next_run import brackets, is_over, stop_reason
 
 if TYPE_CHECKING:
     from hpc_trainer.cli.options import Chosen, Given
     from hpc_trainer.launch.freeze import Grid
+    from hpc_trainer.launch.plan import SweepPlan
+    from hpc_trainer.launch.searches import SearchPlan, SubmittedSearch
     from hpc_trainer.search.define import Defined
 
 SOURCE = "search"
@@ -31,32 +33,46 @@ _SHORT_WORDS = ("search=", "search.sampler=")
 
 
 class SearchKind:
-    """Searches among the grids of `plan` and `submit` (hook `grid_kinds`)."""
+    """Searches among the grids of `plan` and `submit`, of the command line and in Python (hook `grid_kinds`)."""
 
-    def takes(self, given: Given) -> bool:
-        """Return True if the command line has `search=SAMPLER` with another sampler than none."""
-        named = [word for word in given.overrides or () if word.startswith(_SHORT_WORDS)]
+    def takes(self, overrides: Sequence[str]) -> bool:
+        """Return True if the overrides have `search=SAMPLER` with another sampler than none."""
+        named = [word for word in overrides if word.startswith(_SHORT_WORDS)]
         return bool(named) and named[-1].partition("=")[2] != "none"
+
+    def plan_search(
+        self, overrides: Sequence[str], *, app: str | None, config_dirs: Sequence[Path], trust: Sequence[str]
+    ) -> SearchPlan:
+        """Return the plan of a search; write nothing."""
+        from hpc_trainer.search.define import define
+
+        return plan_search(define(overrides, app=app, config_dirs=config_dirs, trust=trust))
+
+    def submit_search(
+        self, overrides: Sequence[str], *, app: str | None, config_dirs: Sequence[Path], trust: Sequence[str]
+    ) -> SubmittedSearch:
+        """Write a search and start its slots."""
+        from hpc_trainer.search.define import define
+
+        return submit_search(define(overrides, app=app, config_dirs=config_dirs, trust=trust))
 
     def plan(self, given: Given, chosen: Chosen, *, as_json: bool) -> None:
         """Show the search; write nothing. Exit with 2 if it could not be submitted."""
         from hpc_trainer.cli.common import print_json, print_next, say
         from hpc_trainer.cli.show_plan import submit_words
-        from hpc_trainer.launch.grids import check_new
 
         defined = _defined(given, chosen)
-        plan, _ = check_new(_sample(defined), must_answer=False)
-        problems = [*_problems(defined), *plan.problems]
+        plan = plan_search(defined)
         if as_json:
-            print_json({**plan_json(defined, problems), "notes": list(plan.notes)})
+            print_json(plan_json(plan, defined))
         else:
-            for line in [*plan_lines(defined), *(f"Note: {note}" for note in plan.notes)]:
+            for line in [*plan_lines(plan, defined), *(f"Note: {note}" for note in plan.notes)]:
                 say(line)
-            for problem in problems:
+            for problem in plan.problems:
                 say(problem, "[red]Problem:[/] ")
-            if not problems:
+            if not plan.problems:
                 print_next(f"submit {submit_words()}")
-        if problems:
+        if plan.problems:
             sys.exit(ExitCode.USAGE)
 
     def submit(self, given: Given, chosen: Chosen, *, wait: bool, as_json: bool) -> None:
@@ -64,17 +80,18 @@ class SearchKind:
         from hpc_trainer.cli.common import print_json, print_next, say
 
         defined = _defined(given, chosen)
-        job_id = submit_search(defined)
+        done = submit_search(defined)
         name, settings = defined.sweep.name, defined.search.settings
         if as_json and not wait:
-            print_json({"sweep": name, "trials": settings.trials, "drawn": _count(defined), "job_id": job_id})
+            drawn = _count(defined)  # slots may have drawn trials since
+            print_json({"sweep": name, "trials": settings.trials, "drawn": drawn, "job_id": done.job_id})
             return
         if not as_json:
             slots, per_node = slots_of(defined.search)
             slots_text = f"{slots} slot(s)" + (f" with {per_node} places each" if per_node > 1 else "")
-            say(f"Search {name}: {settings.trials} trials, drawn as trials end, by {slots_text} of job {job_id}.")
+            say(f"Search {name}: {settings.trials} trials, drawn as trials end, by {slots_text} of job {done.job_id}.")
         if wait:
-            _wait(defined, job_id, as_json=as_json)
+            _wait(defined, done.job_id, as_json=as_json)
         elif not as_json:
             print_next(f"status --watch {name}")
 
@@ -128,8 +145,42 @@ def slots_of(search: Search) -> tuple[int, int]:
     return min(wanted, -(-search.settings.trials // per_node)), per_node
 
 
-def submit_search(defined: Defined) -> str:
-    """Write search.json and submit the search's pool; return the job of its slots, or the process without Slurm.
+def plan_search(defined: Defined) -> SearchPlan:
+    """Return the plan that `submit_search` would carry out; write nothing."""
+    from hpc_trainer.launch.grids import check_new
+
+    plan, _ = check_new(_sample(defined), must_answer=False)
+    return _search_plan(defined, plan)
+
+
+def _search_plan(defined: Defined, plan: SweepPlan) -> SearchPlan:
+    """Return the plan of a search from the plan of a run of it, which has the shape and environment of all trials."""
+    from hpc_trainer.launch.plan import ArrayPlan
+    from hpc_trainer.launch.pools import slot_shape
+    from hpc_trainer.launch.searches import SearchPlan
+
+    search, spec = defined.search, defined.search.bases[0].spec
+    slots, per_node = slots_of(search)
+    array = ArrayPlan(
+        hardware=spec.hardware, shape=slot_shape(spec.shape, per_node), specs=(spec,), parallelism=slots,
+        slots=slots, per_node=per_node,
+    )  # fmt: skip
+    of_sample = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
+    of_search = {
+        "grid": dataclasses.replace(plan.grid, specs=()), "states": {}, "arrays": (array,), "twins": (),
+        "problems": (*_problems(defined), *plan.problems),
+    }  # fmt: skip
+    return SearchPlan(
+        **{**of_sample, **of_search},
+        sampler=search.settings.sampler.value, metric=search.settings.metric, is_max=search.is_max,
+        space=tuple(map(str, search.space)), trials=search.settings.trials, drawn=_count(defined),
+        earlier=len(search.earlier), rungs=tuple(search.settings.rungs or ()), whole_runs=full_runs(search),
+        hours_of_trial=max(base.spec.shape.gpu_hours for base in search.bases),
+    )  # fmt: skip
+
+
+def submit_search(defined: Defined) -> SubmittedSearch:
+    """Write search.json and submit the search's pool.
 
     A repeated call with the same search submits slots only if none wait or work.
 
@@ -139,18 +190,17 @@ def submit_search(defined: Defined) -> str:
     """
     from hpc_trainer.launch.frozen_code.archive import store_code
     from hpc_trainer.launch.grids import check_new
-    from hpc_trainer.launch.plan import ArrayPlan
-    from hpc_trainer.launch.pools import slot_shape
+    from hpc_trainer.launch.searches import SubmittedSearch, slots_at_work
     from hpc_trainer.launch.settle import settle_intents
-    from hpc_trainer.launch.submit import submit_source
+    from hpc_trainer.launch.submit import Outcome, submit_source
     from hpc_trainer.record.files import remove, set_umask
     from hpc_trainer.record.processes import submit_lock
 
-    plan, code = check_new(_sample(defined), must_answer=True)
-    problems = [*_problems(defined), *plan.problems]
-    if problems:
-        raise ConfigError("\n".join(problems))
-    sweep, spec = defined.sweep, defined.search.bases[0].spec
+    of_sample, code = check_new(_sample(defined), must_answer=True)
+    plan = _search_plan(defined, of_sample)
+    if plan.problems:
+        raise ConfigError("\n".join(plan.problems))
+    sweep = defined.sweep
     set_umask(defined.grid.group_readable)
     with submit_lock(sweep):
         problems = _problems(defined)  # another command may have submitted a search since
@@ -158,57 +208,29 @@ def submit_search(defined: Defined) -> str:
             raise ConfigError("\n".join(problems))
         if code is not None:
             store_code(sweep, code)
-        search = dataclasses.replace(defined.search, code=plan.code)
-        write_search(sweep, search)
+        write_search(sweep, dataclasses.replace(defined.search, code=plan.code))
         remove(sweep.search_problem)
         settle_intents(sweep)
-        at_work = _pool_at_work(sweep)
+        at_work = slots_at_work(sweep)
         if at_work is not None:
-            return at_work.job_id or ""
-        slots, per_node = slots_of(search)
-        array = ArrayPlan(
-            hardware=spec.hardware, shape=slot_shape(spec.shape, per_node), specs=(spec,), parallelism=slots,
-            slots=slots, per_node=per_node,
-        )  # fmt: skip
-        return submit_source(plan, array, SOURCE).job_id
-
-
-def _pool_at_work(sweep: SweepPaths) -> Submission | None:
-    """Return the newest pool of a search that has slots in the queue or at work; None if there is none.
-
-    Raises:
-        SlurmError: squeue did not answer.
-    """
-    from hpc_trainer.record.turns import pool_is_alive
-    from hpc_trainer.slurm.queue import is_of, read_queue
-
-    pools = [submission for submission in read_submissions(sweep) if submission.source == SOURCE]
-    on_slurm = [pool for pool in pools if pool.executor == "slurm"]
-    entries = read_queue().values() if on_slurm else ()
-    for pool in reversed(pools):
-        if pool in on_slurm and any(is_of(entry, pool.uuid) for entry in entries):
-            return pool
-        if pool not in on_slurm and pool_is_alive(sweep, pool) is not False:
-            return pool
-    return None
+            return SubmittedSearch(plan=plan, job_id=at_work.job_id or "")
+        array = submit_source(of_sample, plan.arrays[0], SOURCE)
+        return SubmittedSearch(plan=plan, outcome=Outcome(arrays=(array,)), job_id=array.job_id)
 
 
 def _wait(defined: Defined, job_id: str, *, as_json: bool) -> None:
     """Watch the search until its slots have ended; exit with 1 if it stopped before all trials were done."""
-    import time
-
     from hpc_trainer.cli.common import print_json
     from hpc_trainer.cli.grid_verbs import stop_queues
     from hpc_trainer.cli.results_verbs import print_results
     from hpc_trainer.cli.run_verbs import status_json
+    from hpc_trainer.launch.searches import await_slots
     from hpc_trainer.record.status import read_status
 
-    is_on_slurm = defined.grid.executor is Executor.slurm
     try:
-        while _pool_at_work(defined.sweep) is not None:
-            time.sleep(_WATCH_SLURM_S if is_on_slurm else _WATCH_S)
+        await_slots(defined.sweep)
     except KeyboardInterrupt:
-        if not is_on_slurm:
+        if defined.grid.executor is not Executor.slurm:
             stop_queues([job_id])
         print("\nNo longer watching: the same command continues what is left.", file=sys.stderr)
         sys.exit(1)
@@ -218,9 +240,6 @@ def _wait(defined: Defined, job_id: str, *, as_json: bool) -> None:
     if view is not None and not is_over(*view):
         reason = _why_stopped(status.sweep, *view)
         raise HpcTrainerError(reason or f"the search did not end. Read: hpc-trainer status {status.sweep.name}")
-
-
-_WATCH_S, _WATCH_SLURM_S = 1.0, 15.0
 
 
 # What plan shows.
@@ -249,53 +268,49 @@ def full_runs(search: Search) -> float | None:
     return total
 
 
-def plan_lines(defined: Defined) -> list[str]:
+def plan_lines(plan: SearchPlan, defined: Defined) -> list[str]:
     """Return the plan of a search as lines of text."""
-    search, settings = defined.search, defined.search.settings
-    slots, per_node = slots_of(search)
+    search, settings, slots = defined.search, defined.search.settings, plan.arrays[0]
     lines = [
         f"Search {defined.sweep.name} in {defined.sweep.folder} ({defined.grid.executor.value})",
-        f"Sampler {settings.sampler.value}, seed {settings.seed}: {settings.trials} trials, {slots * per_node} at a "
-        f"time; the {'largest' if search.is_max else 'smallest'} {settings.metric} is best.",
-        *(f"  {dimension}" for dimension in search.space),
+        f"Sampler {plan.sampler}, seed {settings.seed}: {plan.trials} trials, {slots.slots * slots.per_node} at a "
+        f"time; the {'largest' if plan.is_max else 'smallest'} {plan.metric} is best.",
+        *(f"  {line}" for line in plan.space),
     ]
-    if settings.rungs:
-        whole, steps = full_runs(search), ", ".join(map(str, settings.rungs))
+    if plan.rungs:
+        steps = ", ".join(map(str, plan.rungs))
         rule = "the better half continues" if settings.median else f"one of {settings.eta} is promoted"
         lines.append(
-            f"Rungs at steps {steps}: {rule}." if whole is None
-            else f"Rungs at steps {steps} of {search.num_steps}: {rule}, about {whole:.1f} whole runs of training in "
-            "all."
+            f"Rungs at steps {steps}: {rule}." if plan.whole_runs is None
+            else f"Rungs at steps {steps} of {search.num_steps}: {rule}, about {plan.whole_runs:.1f} whole runs of "
+            "training in all."
         )  # fmt: skip
     spec = search.bases[0].spec
-    hours = max(base.spec.shape.gpu_hours for base in search.bases) * settings.trials
     lines.append(
         f"Each trial: hardware={spec.hardware}, {spec.shape.num_nodes} node(s), {spec.shape.gpus_per_node} GPU(s) a "
-        f"node, {spec.shape.time_limit_min} min. At most {hours:.1f} GPU-hours, all time limits together."
+        f"node, {spec.shape.time_limit_min} min. At most {plan.gpu_hours_max:.1f} GPU-hours, all time limits together."
     )
-    if search.earlier:
-        lines.append(f"The sampler knows {len(search.earlier)} trials of {settings.from_sweep}.")
-    drawn = _count(defined)
-    if drawn:
-        lines.append(f"Drawn so far: {drawn} of {settings.trials}.")
+    if plan.earlier:
+        lines.append(f"The sampler knows {plan.earlier} trials of {settings.from_sweep}.")
+    if plan.drawn:
+        lines.append(f"Drawn so far: {plan.drawn} of {plan.trials}.")
     return lines
 
 
-def plan_json(defined: Defined, problems: Sequence[str]) -> dict[str, Any]:
+def plan_json(plan: SearchPlan, defined: Defined) -> dict[str, Any]:
     """Return the JSON of `plan` of a search (docs/json.md)."""
     from hpc_trainer.config.load import plain_value
 
-    search = defined.search
-    shape_hours = max(base.spec.shape.gpu_hours for base in search.bases)
     return {
         "sweep": defined.sweep.name,
-        "search": plain_value(search.settings),
-        "space": [str(dimension) for dimension in search.space],
-        "drawn": _count(defined),
-        "earlier": len(search.earlier),
-        "whole_runs": full_runs(search),
-        "gpu_hours_max": shape_hours * search.settings.trials,
-        "problems": list(problems),
+        "search": plain_value(defined.search.settings),
+        "space": list(plan.space),
+        "drawn": plan.drawn,
+        "earlier": plan.earlier,
+        "whole_runs": plan.whole_runs,
+        "gpu_hours_max": plan.gpu_hours_max,
+        "problems": list(plan.problems),
+        "notes": list(plan.notes),
     }
 
 

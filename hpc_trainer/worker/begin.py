@@ -196,6 +196,7 @@ def share_records(config: TrainConfig) -> None:
     global _shared
     packages = packages_of(config)
     redaction = Redaction.of_process()
+    redaction.text("")  # compiles the patterns, which takes longer than the rest of a short run
     is_frozen = _frozen() is not None
     _shared = _Shared(
         node=_fixed_facts(), packages=machine.packages(),

@@ -1,12 +1,14 @@
-"""A search on a real Slurm: slots draw its trials, one slot is requeued, and paused trials continue."""
+"""A search on a real Slurm: slots draw its trials, one slot is requeued, and paused trials continue, programs' too."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.journals import journal_records
 from tests.slurm.driver import Driver
 from tests.slurm.testbed.cluster import SlurmCluster
 
@@ -16,6 +18,7 @@ sleep "$2" & wait $!
 awk -v lr="$1" 'BEGIN { x = log(lr) / log(10) + 2; printf "{\\"step\\": 1, \\"loss\\": %f}\\n", x * x }' \\
     >> "$HPC_TRAINER_METRICS"
 """
+_RUNGS = Path(__file__).parents[1] / "programs" / "rungs"
 _LR = "tag(log,interval(1e-4,1e-1))"
 
 
@@ -63,3 +66,52 @@ def test_asha_pauses_trials_and_promotes_them_on_slurm(driver: Driver) -> None:
     assert {(row["state"], row["step"]) for row in rows.values()} <= {("PAUSED", 4), ("PAUSED", 8), ("COMPLETED", 16)}
     assert _search(driver, "asha")["rungs"]["4"] == 4
     assert any(row["state"] == "COMPLETED" for row in rows.values())
+
+
+def _played(driver: Driver, sweep: str) -> dict[str, tuple[int, list[str]]]:
+    """Wait for the end of a search with rungs at 3 and 6 of 12 steps; return each run's starts and computed lines.
+
+    Each run was stopped at its rungs, saved, and was started again only when it was promoted.
+    """
+    driver.slurm.wait_for(lambda: _search(driver, sweep)["is_over"], 500, "the end of the search")
+    rows = driver.status(sweep)
+    assert {row["state"] for row in rows.values()} == {"PAUSED", "COMPLETED"}
+    found = {}
+    for run_id, row in rows.items():
+        folder = driver.runs / sweep / run_id
+        starts, ends = (journal_records(folder, event) for event in ("start", "end"))
+        assert [end["state"] for end in ends[:-1]] == ["PAUSED"] * (len(ends) - 1), "promoted from a pause"
+        assert (len(starts), ends[-1]["state"]) == (len(ends), row["state"])
+        lines = (folder / "output" / "checkpoints" / "computed.txt").read_text().splitlines()
+        assert [int(line.split()[0]) for line in lines] == list(range(1, row["step"] + 1)), "no step is computed twice"
+        assert (row["state"] == "COMPLETED") == (row["step"] == 12)
+        found[run_id] = len(starts), lines
+    assert max(starts for starts, _ in found.values()) >= 2, "a run was promoted"
+    assert driver.json("best", sweep)["run_id"] in {run for run, row in rows.items() if row["state"] == "COMPLETED"}
+    return found
+
+
+_ASHA = (
+    "hardware=testbed_x1", "search=asha", "search.rungs=[3,6]", "search.eta=2", "search.trials=4", "search.metric=loss",
+    "search.parallel=2",
+)  # fmt: skip
+
+
+@pytest.mark.long
+def test_a_program_is_stopped_at_rungs_and_continues_from_its_own_checkpoint(driver: Driver) -> None:
+    shutil.copy(_RUNGS / "work.py", driver.folder)
+    command = ("--command", "python work.py {params.lr} {run.checkpoints}")
+    made = driver.submit(*_ASHA, *command, "sweep_name=program", f"params.lr={_LR}")
+    assert len(_played(driver, "program")) == 4
+    jobs = {row["job_id"] for row in driver.status("program").values()}
+    assert jobs <= {f"{made['job_id']}_{slot}" for slot in range(2)}, "in the two slots"
+
+
+@pytest.mark.long
+def test_a_hydra_app_is_stopped_at_rungs_and_continues_from_its_own_checkpoint(driver: Driver) -> None:
+    shutil.copytree(_RUNGS, driver.folder, dirs_exist_ok=True)
+    driver.run("submit", "cluster=testbed", *_ASHA, "sweep_name=app", "--app", "train.py", f"optim.lr={_LR}",
+               "model=small,big")  # fmt: skip
+    found, rows = _played(driver, "app"), driver.status("app")
+    for run_id, (_, lines) in found.items():
+        assert {f"{float(line.split()[1]):.6g}" for line in lines} == {rows[run_id]["axes"]["params.optim.lr"]}

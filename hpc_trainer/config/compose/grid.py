@@ -206,7 +206,8 @@ def _refuse_other_keys(sweep: SweepConfig) -> None:
         if field.name == STAGES:
             raise ConfigError(
                 "sweep.stages is a chain of several grids (docs/chain.md), which `hpc-trainer plan` and `submit` take, "
-                "without other keys of `sweep`. For one grid, choose another file of sweep/."
+                "and plan_chain and submit_chain in Python, without other keys of `sweep`. For one grid, choose "
+                "another file of sweep/."
             )
         uses = (keys[field.name] for keys in contributions("sweep_keys") if field.name in keys)
         use = next(uses, "is not used by any part of this installation")

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests import warm
+
 if TYPE_CHECKING:
     from tests.integration.conftest import LocalDriver
 
+RUNGS = Path(__file__).parents[2] / "programs" / "rungs"
 LR = "optim.lr=tag(log,interval(1e-4,1e-1))"
 WORDS = (
     "experiment=digits", "model=mlp", "train.num_steps=16", "schedule.warmup_steps=2", "train.eval_every_steps=4",
@@ -60,27 +66,8 @@ def test_asha_pauses_and_promotes_and_the_best_run_has_the_bits_of_one_that_neve
     assert steps == [4, 8, 12, 16], "no evaluation is made twice"
 
 
-PROGRAM = """
-import json, os, signal, sys, time
-from pathlib import Path
-
-lr, saved = float(sys.argv[1]), Path(sys.argv[2], "step.txt")
-stops = []
-signal.signal(signal.SIGTERM, lambda *_: stops.append(1))
-for step in range(int(saved.read_text()) + 1 if saved.exists() else 1, 13):
-    time.sleep(0.4)
-    with open(saved.with_name("computed.txt"), "a") as file:
-        print(step, file=file)
-    with open(os.environ["HPC_TRAINER_METRICS"], "a") as file:
-        print(json.dumps({"step": step, "loss": abs(lr - 0.01) + 1 / step}), file=file)
-    if stops:
-        saved.write_text(str(step))
-        sys.exit(75)
-"""
-
-
 def test_a_program_pauses_at_rungs_and_continues_from_its_own_checkpoint(local: LocalDriver) -> None:
-    (local.folder / "work.py").write_text(PROGRAM)
+    shutil.copy(RUNGS / "work.py", local.folder)
     words = ("--command", "python work.py {params.lr} {run.checkpoints}", "search=asha", "search.eta=2",
              "search.metric=loss", "search.trials=4", "search.parallel=2", "sweep_name=own",
              "params.lr=tag(log,interval(1e-4,1e-1))")  # fmt: skip
@@ -116,6 +103,36 @@ def test_more_trials_continue_a_search_and_another_space_is_refused(local: Local
     assert grid.returncode == 0, "runs of a grid may join"
 
 
+IN_PYTHON = """
+import json, sys
+import hpc_trainer
+
+words = json.loads(sys.argv[1])
+done = hpc_trainer.submit(*words)
+sweep = hpc_trainer.wait(done.plan.grid.sweep.name)
+frame = hpc_trainer.results(sweep.sweep.name)
+best = hpc_trainer.best(sweep.sweep.name)
+print(json.dumps({
+    "submitted": done.num_submitted, "counts": sweep.counts,
+    "columns": list(frame.columns), "losses": list(frame["eval_loss"]), "best": [best.trial, best.value],
+    "left": hpc_trainer.plan(*words).num_to_submit,
+}))
+"""
+
+
+def test_a_search_in_python_is_submitted_awaited_and_read(local: LocalDriver) -> None:
+    pytest.importorskip("pandas")
+    words = (*WORDS[:-1], "cluster=local", "search=tpe", "search.trials=4", "search.parallel=2", "sweep_name=py", LR)
+    path = f"{warm.OPTUNA}{os.pathsep}{local.folder}"  # the environment's own optuna is too old, for another test
+    program = [sys.executable, "-c", IN_PYTHON, json.dumps(words)]
+    made = warm.run(program, cwd=local.folder, env={**local.env, "PYTHONPATH": path}, text=True, timeout=200)
+    assert made.returncode == 0, (made.stderr, local.logs())
+    found = json.loads(made.stdout)
+    assert (found["submitted"], found["counts"], found["left"]) == (4, {"COMPLETED": 4}, 0)
+    assert {"run_id", "optim.lr", "eval_loss", "trial", "state"} <= {*found["columns"]}
+    assert found["best"] == [min(range(4), key=found["losses"].__getitem__), pytest.approx(min(found["losses"]))]
+
+
 @pytest.mark.long
 def test_a_search_whose_slots_are_stopped_continues_with_the_same_trials(local: LocalDriver) -> None:
     words = (*WORDS, "train.num_steps=400", "train.eval_every_steps=100", "search=random", "search.trials=3",
@@ -136,49 +153,9 @@ def test_a_search_whose_slots_are_stopped_continues_with_the_same_trials(local: 
     assert [run["run_id"] for run in runs[: len(first)]] == first
 
 
-APP = """
-import json, os, signal, sys, time
-from pathlib import Path
-
-import hydra
-from omegaconf import DictConfig
-
-from hpc_trainer import log_metrics
-
-stops = []
-signal.signal(signal.SIGTERM, lambda *_: stops.append(1))
-
-
-@hydra.main(version_base="1.3", config_path="conf", config_name="config")
-def main(config: DictConfig) -> float:
-    folder = Path(os.environ["HPC_TRAINER_CHECKPOINTS"])
-    saved = folder / "step.json"
-    start = json.loads(saved.read_text()) if saved.exists() else 0
-    for step in range(start + 1, config.steps + 1):
-        time.sleep(config.pause_s)
-        loss = abs(config.optim.lr - 0.01) + config.model.bias + 1 / step
-        with (folder / "computed.txt").open("a") as file:
-            print(step, config.optim.lr, file=file)
-        log_metrics(step, loss=loss)
-        if stops:
-            saved.write_text(json.dumps(step))
-            sys.exit(75)
-    return loss
-
-
-if __name__ == "__main__":
-    main()
-"""
-
-
 @pytest.mark.long
 def test_a_hydra_app_pauses_at_rungs_and_continues_from_its_own_checkpoint(local: LocalDriver) -> None:
-    (local.folder / "conf" / "model").mkdir(parents=True)
-    (local.folder / "train.py").write_text(APP)
-    config = "defaults: [{model: small}, _self_]\noptim: {lr: 0.1, decay: '${optim.lr}'}\nsteps: 12\npause_s: 0.4\n"
-    (local.folder / "conf" / "config.yaml").write_text(config)
-    for name, bias in (("small", 0.5), ("big", 0.0)):
-        (local.folder / "conf" / "model" / f"{name}.yaml").write_text(f"bias: {bias}\n")
+    shutil.copytree(RUNGS, local.folder, dirs_exist_ok=True)
     words = ("search=asha", "search.eta=2", "search.metric=loss", "search.trials=4", "search.parallel=2",
              "search.rungs=[3,6]", "sweep_name=app")  # fmt: skip
     of_app = ("--app", "train.py", "optim.lr=tag(log,interval(1e-4,1e-1))", "model=small,big")

@@ -11,6 +11,7 @@ import hpc_trainer
 from hpc_trainer.errors import ConfigError, RunStateError, SlurmError
 from hpc_trainer.launch.grids import retry
 from hpc_trainer.launch.plan import SweepPlan, known_of
+from hpc_trainer.launch.searches import SearchPlan, SubmittedSearch
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.metrics import MetricsLog
 from hpc_trainer.record.states import RunState
@@ -34,6 +35,53 @@ def test_a_plan_is_typed_and_writes_nothing(runs_dir: Path, fake_slurm: FakeSlur
     assert (plan.problems, plan.num_to_submit, set(plan.states.values())) == ((), 2, {RunState.NEW})
     assert not runs_dir.exists()
     assert fake_slurm.calls("sbatch") == []
+
+
+def test_a_search_is_planned_and_submitted_as_on_the_command_line(runs_dir: Path, fake_slurm: FakeSlurm) -> None:
+    search = (*GRID[:2], "search=random", "search.trials=6", "search.parallel=2", "optim.lr=interval(1e-4,1e-1)",
+              "sweep_name=found")  # fmt: skip
+    plan = hpc_trainer.plan(*search)
+    assert isinstance(plan, SearchPlan)
+    assert (plan.problems, plan.num_to_submit, plan.drawn, plan.specs, plan.states) == ((), 6, 0, [], {})
+    assert (plan.metric, plan.is_max, plan.space) == ("eval_loss", False, ("optim.lr from 0.0001 to 0.1 (linear)",))
+    assert (plan.arrays[0].slots, plan.arrays[0].num_elements) == (2, 2)
+    assert plan.gpu_hours_max == pytest.approx(6 * plan.hours_of_trial)
+    assert not runs_dir.exists()
+    done = hpc_trainer.submit(*search)
+    assert isinstance(done, SubmittedSearch)
+    assert (done.job_id, done.num_submitted, done.num_already) == ("101", 6, 0)
+    assert [(array.job_id, array.slots) for array in done.arrays] == [("101", 2)]
+    again = hpc_trainer.submit(*search)
+    assert (again.job_id, again.arrays, again.num_submitted) == ("101", (), 0), "its slots wait already"
+    with pytest.raises(ConfigError, match="another search: the space"):
+        hpc_trainer.submit(*search, "optim.lr=interval(1e-5,1e-1)")
+    assert "another search" in hpc_trainer.plan(*search, "search=quasi_random").problems[0]
+    with pytest.raises(ConfigError, match=r"fresh=True is for grids\. For a search"):
+        hpc_trainer.submit(*search, fresh=True)
+
+
+def test_a_pool_is_submitted_as_on_the_command_line(fake_slurm: FakeSlurm) -> None:
+    done = hpc_trainer.submit(*GRID, "seed=range(0,3)", "pool.jobs=2")
+    assert (done.num_submitted, [array.slots for array in done.arrays]) == (6, [2])
+    assert [array.job_id for array in done.arrays] == ["101"]
+    assert len(fake_slurm.calls("sbatch")) == 1
+
+
+def test_a_chain_has_functions_of_its_own(runs_dir: Path, fake_slurm: FakeSlurm) -> None:
+    chain = ("cluster=slurm", "grid=pretrain_finetune", "sweep_name=first")
+    plans = hpc_trainer.plan_chain(*chain, "finetune:train.num_steps=150")
+    assert {stage: plan.num_to_submit for stage, plan in plans.items()} == {"pretrain": 2, "finetune": 1, "evaluate": 1}
+    assert plans["finetune"].specs[0].num_steps == 150
+    assert not runs_dir.exists()
+    done = hpc_trainer.submit_chain(*chain)
+    assert {stage: each.plan.grid.sweep.name for stage, each in done.items()} == {
+        stage: f"first-{stage}" for stage in plans
+    }
+    assert [each.num_submitted for each in hpc_trainer.submit_chain(*chain).values()] == [0, 0, 0]
+    with pytest.raises(ConfigError, match="plan_chain and submit_chain in Python"):
+        hpc_trainer.plan(*chain)
+    with pytest.raises(ConfigError, match=r"choose no file with sweep\.stages"):
+        hpc_trainer.plan_chain(*GRID)
 
 
 @pytest.mark.long
