@@ -175,7 +175,7 @@ class Rules:
     """Names that were left out because they look like secrets; `kept` adds them."""
 
     def kept(self, names: Iterable[str], *, tracked: Collection[str] = (), are_folders: bool = False) -> list[str]:
-        """Return those of the files that are frozen, in the same order; those of the folders that are not left out.
+        """Return the files that are frozen, in the same order; of folders, those that are not left out.
 
         Args:
             names: paths below the root.
@@ -578,8 +578,8 @@ def _add_root(roots: dict[str, Root], package: str, location: Path, rules: Rules
     root.secrets = sorted({*root.secrets, *_taken(rules)})
     if not _provides(root, package, real):
         raise ConfigError(
-            f"{package} is found at {location} and would not be frozen: it has no Python file, is excluded, or a link "
-            "to another name. See snapshot.exclude, or use snapshot=off."
+            f"{package} is found at {location} and would not be frozen: it has no Python file, is excluded, or is a "
+            f"link to another name. See snapshot.exclude, or use snapshot=off."
         )
     roots[root.source] = root
 
