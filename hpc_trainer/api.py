@@ -1,4 +1,4 @@
-"""Functions for Python: `hpc_trainer.plan`, `submit`, `sync`, and what notebooks ask of runs: `results`, `metrics`, ..
+"""Python functions: `hpc_trainer.plan`, `submit`, `sync`, and for notebooks `results`, `metrics`, `status`, ..
 
 `plan`, `submit` and `sync` take the overrides of the command line and return typed objects. `plan` writes nothing.
 `submit` submits new and interrupted runs; calling it again submits no run twice. `wait` waits for their ends. `sync`
@@ -202,7 +202,7 @@ class Rows(list[T]):
 
 
 class Sweep(SweepStatus):
-    """Status of every run of a sweep, which a notebook shows as a table, and a prompt as one line."""
+    """Status of every run of a sweep, shown as a table by a notebook, and as one line by a Python prompt."""
 
     def __repr__(self) -> str:
         return f"<Sweep {self.sweep.name}: {', '.join(f'{count} {state}' for state, count in self.counts.items())}>"
@@ -224,7 +224,7 @@ class Sweep(SweepStatus):
 
 
 class Explanation(Why):
-    """Explanation of one run, which a notebook shows as text, and a prompt as one line."""
+    """Explanation of one run, shown as text by a notebook, and as one line by a Python prompt."""
 
     def __repr__(self) -> str:
         return f"<Explanation of {self.run_id}: {self.state.value}, {self.diagnosis}: {visible(self.verdict)}>"
@@ -241,7 +241,7 @@ def results(
     sweep: str | None = None, *, group_by: Sequence[str] = (), where: str | None = None, columns: Sequence[str] = (),
     sort: str | None = None, runs_dir: Path | None = None,
 ) -> pd.DataFrame | Rows[dict[str, Any]]:  # fmt: skip
-    """Return the table of `hpc-trainer results`, a row for each run, with best values: a DataFrame if pandas is there.
+    """Return the table of `hpc-trainer results`, one row a run, with best values; a DataFrame if pandas is installed.
 
     Args:
         sweep: the sweep; None: the newest one.
@@ -284,7 +284,7 @@ def best(sweep: str | None = None, *, runs_dir: Path | None = None) -> Best:
 
 
 def metrics(run: str, *, sweep: str | None = None, runs_dir: Path | None = None) -> pd.DataFrame | Rows[dict[str, Any]]:
-    """Return the logged records of one run, a row for each step: a pandas.DataFrame if it can.
+    """Return the logged records of one run, a row for each step; a DataFrame if pandas is installed.
 
     Args:
         run: the run's id, its beginning or its end, or SWEEP/RUN.

@@ -70,7 +70,7 @@ def console() -> Console:
 
 
 def say(text: str, lead: str = "") -> None:
-    """Print a line without wrapping: `lead`, which may have markup for colour, and the text, whose brackets stay."""
+    """Print a line without wrapping: `lead`, which may have markup for colour, and the text, printed literally."""
     console().print(lead + escape(text), soft_wrap=True)
 
 
@@ -173,13 +173,13 @@ def print_table(
                 if isinstance(cell, RunState) and cell in styles:
                     line[index] = styles[cell].render(line[index], color_system=system)
     if left_out:
-        hint = f"No room for {', '.join(left_out)}: a wider terminal, or | cat, shows all."
+        hint = f"Columns left out: {', '.join(left_out)}. A wider terminal, or `| cat`, shows all."
         lines += [[line] for line in textwrap.wrap(hint, room)]
     out.file.write("".join("".join(line).rstrip() + "\n" for line in lines))
 
 
 def terminal_width() -> int | None:
-    """Return the width of the terminal that standard output is; None in a pipe."""
+    """Return the width of the terminal that standard output goes to; None in a pipe."""
     room = _room(console())
     return None if room == sys.maxsize else room
 
@@ -348,7 +348,7 @@ _PLAIN = {"…": "...", "±": "+-", "≥": ">=", "≤": "<=", "×": "x", "µ": "
 
 
 def _in_plain_letters(error: UnicodeError) -> tuple[str, int]:
-    """Return plain letters for characters that the terminal's encoding lacks, as Python's handlers of errors do."""
+    """Return plain letters for characters that the terminal's encoding lacks, as a handler of encoding errors."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     lacking = error.object[error.start : error.end]

@@ -161,7 +161,7 @@ def _chain_of(given: Given, chosen: Chosen) -> Chain | None:
     """Return the chain that the command line describes; None if it describes one grid."""
     chain = None if given.app is not None else freeze_chain(given.overrides or (), **given.places)
     if chain is not None and chosen.extend:
-        raise ConfigError("--extend is for one grid, and this is a chain of stages. Leave it out.")
+        raise ConfigError("--extend is for one grid, and this is a chain of stages. Leave --extend out.")
     return chain
 
 
@@ -315,10 +315,10 @@ def run_top_up(folder: Path) -> None:
 
 def _top_up_line(sweep: SweepPaths, done: Outcome | None) -> str:
     if done is None:
-        return f"Sweep {sweep.name}: nothing waits."
+        return f"Sweep {sweep.name}: no run is waiting."
     submitted = sum(len(array.run_ids) for array in done.arrays)
-    after = f"; job {done.top_up} looks again" if done.top_up else ""
-    return "\n".join((f"Sweep {sweep.name}: {submitted} submitted, {len(done.waiting)} wait{after}.", *done.notes))
+    after = f"; job {done.top_up} submits more later" if done.top_up else ""
+    return "\n".join((f"Sweep {sweep.name}: {submitted} submitted, {len(done.waiting)} waiting{after}.", *done.notes))
 
 
 def run_train(given: Given, *, fresh: bool, extend: bool, as_json: bool) -> None:
@@ -329,16 +329,16 @@ def run_train(given: Given, *, fresh: bool, extend: bool, as_json: bool) -> None
     state = known_of(grid.sweep).states.get(spec.run_id, RunState.NEW)
     if state is RunState.CANCELLED and not fresh:
         raise RunStateError(
-            f"{spec.run_id} was cancelled and stays cancelled. `--fresh` begins anew in another folder."
+            f"{spec.run_id} was cancelled and stays cancelled. `--fresh` starts it again in another folder."
         )
     done = submit_grid(grid, retry_failed=True, fresh=fresh, command_line=sys.argv)
     arrays = done.arrays
     if not as_json:
-        text = f" is {state.value} already; this watches it"
+        text = f" is already {state.value}; this command shows its progress"
         if arrays:
             text = f": {spec.shape.world_size} rank(s)" + (f", {spec.num_steps} steps" if spec.num_steps else "")
         elif state is RunState.COMPLETED:
-            text = ": all is done. `--fresh` begins anew"
+            text = ": all steps are done. `--fresh` starts it again"
         print(f"{spec.run_id}{text}. Run folder: {paths.folder}")
         say_changed(done.plan)
         say_twins(done.plan)

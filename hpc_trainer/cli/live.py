@@ -45,7 +45,7 @@ def watch(sweep: SweepPaths, run_ids: set[str], *, quiet: bool = False) -> Sweep
         for status in itertools.chain([first], following):
             if status.silence is not None and told is None:
                 told = status
-                shown.tell(f"Note: {status.silence} It is asked again.")
+                shown.tell(f"Note: {status.silence} hpc-trainer keeps trying.")
             elif status.silence is None and told is not None:
                 shown.tell("Note: the folder can be read again." if told.is_away else "Note: Slurm answers again.")
                 told = None
@@ -158,7 +158,7 @@ _BAR, _WIDE_BAR = 12, 40
 _SHORTEST_ID = 16
 _NOTE = 20
 _FIGURES = 60
-"""Width that must be left beside the axes to show them. The rule uses the terminal's width only, not the figures of a
+"""Least width beside the axes at which figures are shown. The rule uses the terminal's width only, not the figures of a
 look, or columns would come and go."""
 _GAP = "  "
 
@@ -167,7 +167,7 @@ def table_of(
     runs: Sequence[RunStatus], gpus: Mapping[str, Sequence[str]], *, width: int, height: int,
     axes: Mapping[str, Mapping[str, str]] = {},
 ) -> Text:  # fmt: skip
-    """Return the view for a terminal of this size: at most as wide, and less high, or it would scroll at each look.
+    """Return the view for a terminal of this size: no wider, and less high so that it does not scroll.
 
     Args:
         runs: the runs.

@@ -89,10 +89,10 @@ def plan(
     hydra_app: App = None,
     script: Annotated[bool, typer.Option("--script", help="Show the batch script of each array.")] = False,
     memory: Annotated[
-        bool, typer.Option("--memory", help="Estimate GPU memory and checkpoints, without a GPU.")
+        bool, typer.Option("--memory", help="Estimate GPU memory and checkpoint sizes; needs no GPU.")
     ] = False,
     fit: Annotated[
-        bool, typer.Option("--fit", help="Say on which of the hardware profiles the runs would end soonest.")
+        bool, typer.Option("--fit", help="Show on which hardware profile the runs would end soonest.")
     ] = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Plan failed runs too.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Plan every run of the grid, as if none existed yet.")] = False,
@@ -120,7 +120,7 @@ def submit(
     canary: Annotated[
         int | None,
         typer.Option(
-            "--canary", metavar="N", help="N runs of each shape first; the others wait until they have saved."
+            "--canary", metavar="N", help="Start only N runs of each shape; the others wait until these have saved."
         ),
     ] = None,
     fresh: Fresh = False,
@@ -146,7 +146,7 @@ def retry(
         list[str] | None,
         typer.Argument(
             metavar="[SWEEP|RUN...] [KEY=VALUE...]",
-            help="What to run again, and what to change: cluster.* and hardware.*, as hardware.time_limit_min=480.",
+            help="Sweep or runs to run again, and overrides of cluster.* and hardware.*, as cluster.account=A.",
             autocompletion=complete_names,
         ),
     ] = None,
@@ -172,7 +172,9 @@ def top_up(folder: Annotated[Path, typer.Argument(metavar="SWEEP_FOLDER", help="
 @app.command(cls=Verb)
 def cancel(
     names: Names = None,
-    save: Annotated[bool, typer.Option("--save", help="Let running ones save a checkpoint, however long.")] = False,
+    save: Annotated[
+        bool, typer.Option("--save", help="Let running runs save a checkpoint first, however long that takes.")
+    ] = False,
     where: WhereOption = None,
     sweep: SweepOption = None,
     runs_dir: RunsDir = None,
@@ -187,7 +189,9 @@ def cancel(
 @app.command(cls=Verb)
 def hold(
     names: Names = None,
-    save: Annotated[bool, typer.Option("--save", help="Running ones too: they save a checkpoint and leave.")] = False,
+    save: Annotated[
+        bool, typer.Option("--save", help="Hold running runs too: they save a checkpoint and exit.")
+    ] = False,
     sweep: SweepOption = None,
     runs_dir: RunsDir = None,
     as_json: Json = False,
@@ -211,9 +215,10 @@ def status(
     name: SweepArgument = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show progress until all runs have ended.")] = False,
     state: Annotated[
-        list[str] | None, typer.Option("--state", metavar="STATE,..", help="Runs in these states, as FAILED,HELD.")
+        list[str] | None,
+        typer.Option("--state", metavar="STATE,..", help="Show only runs in these states, as FAILED,HELD."),
     ] = None,
-    failed: Annotated[bool, typer.Option("--failed", help="Runs that failed or were interrupted.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="Show only runs that failed or were interrupted.")] = False,
     where: WhereOption = None,
     columns: ColumnsOption = None,
     every_run: EveryRun = False,
@@ -232,14 +237,16 @@ def status(
 def logs(
     run: Annotated[
         str | None,
-        typer.Argument(metavar="[RUN]", help="A run's id, or its beginning or end.", autocompletion=complete_runs),
+        typer.Argument(metavar="[RUN]", help="Run id, or its beginning or end.", autocompletion=complete_runs),
     ] = None,
     sweep: SweepOption = None,
-    rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="One rank's logs; else rank 0's.")] = None,
-    all_ranks: Annotated[bool, typer.Option("--all-ranks", help="Every rank's logs.")] = False,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print lines as they come.")] = False,
+    rank: Annotated[
+        int | None, typer.Option("--rank", metavar="N", help="Show one rank's logs; by default rank 0's.")
+    ] = None,
+    all_ranks: Annotated[bool, typer.Option("--all-ranks", help="Show every rank's logs.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines as they are written.")] = False,
     tail: Annotated[
-        int | None, typer.Option("--tail", "-n", metavar="N", help="Only the last lines of each file.")
+        int | None, typer.Option("--tail", "-n", metavar="N", help="Show only the last N lines of each file.")
     ] = None,
     runs_dir: RunsDir = None,
     as_json: Json = False,
@@ -253,8 +260,8 @@ def logs(
 
 @app.command(cls=Verb)
 def sweeps(
-    tag: Annotated[str | None, typer.Option("--tag", metavar="TAG", help="Only sweeps with this tag.")] = None,
-    sizes: Annotated[bool, typer.Option("--sizes", help="Count all files, however long it takes.")] = False,
+    tag: Annotated[str | None, typer.Option("--tag", metavar="TAG", help="Show only sweeps with this tag.")] = None,
+    sizes: Annotated[bool, typer.Option("--sizes", help="Count all files, however long that takes.")] = False,
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
@@ -268,12 +275,14 @@ def sweeps(
 def usage(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[SWEEP...]", help="Sweeps; none: all of yours.", autocompletion=complete_sweeps),
+        typer.Argument(
+            metavar="[SWEEP...]", help="Names of sweeps; by default all of yours.", autocompletion=complete_sweeps
+        ),
     ] = None,
     by: Annotated[
-        str, typer.Option("--by", metavar="COLUMNS", help="A row for each sweep, person, account or month; or several.")
+        str, typer.Option("--by", metavar="COLUMNS", help="Columns to group by: sweep, person, account, month.")
     ] = "sweep",
-    as_csv: Annotated[bool, typer.Option("--csv", help="All figures as CSV.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print all figures as CSV.")] = False,
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
@@ -286,14 +295,14 @@ def usage(
 @app.command(cls=Verb)
 def show(
     run: Annotated[
-        str, typer.Argument(metavar="RUN", help="A run's id, or its beginning or end.", autocompletion=complete_runs)
+        str, typer.Argument(metavar="RUN", help="Run id, or its beginning or end.", autocompletion=complete_runs)
     ],
-    every_key: Annotated[bool, typer.Option("--all", "-a", help="Keys at their default too.")] = False,
+    every_key: Annotated[bool, typer.Option("--all", "-a", help="Show keys at their default too.")] = False,
     sweep: SweepOption = None,
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
-    """Show what a run was frozen with: its configuration, where each value came from, command and code."""
+    """Show a run as it was frozen: its configuration, where each value came from, command and code."""
     from hpc_trainer.cli.show_verbs import run_show
 
     run_show(run, sweep, runs_dir, every_key=every_key, as_json=as_json)
@@ -394,28 +403,32 @@ def report(
         list[str] | None,
         typer.Argument(
             metavar="[SWEEP...]",
-            help="A sweep, or some to compare; else the newest one.",
+            help="A sweep, or several to compare; by default the newest one.",
             autocompletion=complete_sweeps,
         ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="PATH", help="The page's file; else report.html in the sweep's folder."),
+        typer.Option(
+            "--output", "-o", metavar="PATH", help="File of the page; by default report.html in the sweep's folder."
+        ),
     ] = None,
     warmup_steps: Annotated[
         int | None,
-        typer.Option("--warmup-steps", metavar="N", help="Steps of each attempt left out of speeds; else 20."),
+        typer.Option(
+            "--warmup-steps", metavar="N", help="First steps of each attempt that speeds leave out; by default 20."
+        ),
     ] = None,
     exports: Annotated[
         list[Path] | None,
         typer.Option(
             "--exports",
             metavar="PATH",
-            help="Exports, or a folder of some: accuracy against size and latency; may be repeated.",
+            help="Export, or folder of exports, for charts of accuracy against size and latency; may be repeated.",
         ),
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Write the page anew until all runs have ended.")] = False,
-    plain: Annotated[bool, typer.Option("--plain", help="A page without scripts, of still pictures.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Update the page until all runs have ended.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Write a page without scripts, with static charts.")] = False,
     sweep: SweepOption = None,
     runs_dir: RunsDir = None,
     as_json: Json = False,
@@ -439,13 +452,13 @@ def report(
 def sync(
     names: Names = None,
     to: Annotated[
-        str | None, typer.Option("--to", metavar="TRACKER", help="wandb or mlflow; else the tracker of each run.")
+        str | None, typer.Option("--to", metavar="TRACKER", help="wandb or mlflow; by default the tracker of each run.")
     ] = None,
     sweep: SweepOption = None,
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
-    """Send W&B or MLflow what runs have logged; from a login node, as often as you like."""
+    """Send the metrics that runs have logged to W&B or MLflow; from a login node, as often as you like."""
     from hpc_trainer.cli.report_verbs import run_sync
 
     run_sync(names or [], sweep, runs_dir, to=to, as_json=as_json)
@@ -454,7 +467,7 @@ def sync(
 @app.command("log-metrics", cls=Verb)
 def log_metrics(
     words: Annotated[
-        list[str], typer.Argument(metavar="step=N [METRIC=VALUE]...", help="The step that is done, and its metrics.")
+        list[str], typer.Argument(metavar="step=N [METRIC=VALUE]...", help="The completed step, and its metrics.")
     ],
 ) -> None:
     """Record a step and its metrics from inside a program that runs as a run."""
@@ -481,7 +494,7 @@ def _log_metrics(words: list[str]) -> None:
         num_steps = int(given.pop("num_steps")) if "num_steps" in given else None
         metrics = {key: float(value) for key, value in given.items()}
     except KeyError:
-        raise ConfigError(f"log-metrics needs the step that was done. {_LOG_HINT}") from None
+        raise ConfigError(f"log-metrics needs the number of the completed step. {_LOG_HINT}") from None
     except ValueError as error:
         raise ConfigError(f"log-metrics takes numbers: {error}. {_LOG_HINT}") from None
     if step < 0 or "" in metrics:

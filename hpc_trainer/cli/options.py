@@ -196,7 +196,7 @@ DataOverrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[data=CHOICE|data.KEY=VALUE]...",
-        help="Other data than the run's.",
+        help="Data to use instead of the run's.",
         show_default=False,
         autocompletion=complete_overrides,
     ),
@@ -205,13 +205,15 @@ ModelTarget = Annotated[
     str,
     typer.Argument(
         metavar="RUN|EXPORT",
-        help="A run's id, its beginning or end; or the folder of an export.",
+        help="Run id, or its beginning or end; or the folder of an export.",
         autocompletion=complete_runs,
     ),
 ]
-Best = Annotated[bool, typer.Option("--best", help="The checkpoint that checkpoint.keep_best keeps.")]
-StepOption = Annotated[int | None, typer.Option("--step", metavar="N", help="A checkpoint's step; else the newest.")]
-Raw = Annotated[bool, typer.Option("--raw", help="With train.ema_decay: not the averaged weights.")]
+Best = Annotated[bool, typer.Option("--best", help="Use the checkpoint that checkpoint.keep_best keeps.")]
+StepOption = Annotated[
+    int | None, typer.Option("--step", metavar="N", help="Step of the checkpoint; by default the newest.")
+]
+Raw = Annotated[bool, typer.Option("--raw", help="Use the weights without the averaging of train.ema_decay.")]
 EveryRun = Annotated[
     bool, typer.Option("--all", "-a", help="Show a line for every run, even if there are more than 200.")
 ]
@@ -220,7 +222,7 @@ WhereOption = Annotated[
     typer.Option(
         "--where",
         metavar="CONDITION",
-        help="Runs that meet this condition, such as 'optim.lr>1e-3 and state==\"COMPLETED\"'.",
+        help="Select runs that meet this condition, such as 'optim.lr>1e-3 and state==\"COMPLETED\"'.",
     ),
 ]
 ColumnsOption = Annotated[
@@ -240,10 +242,10 @@ Command = Annotated[
 ]
 App = Annotated[
     str | None,
-    typer.Option("--app", metavar="APP [WORD]...", help="A Hydra app of yours; all that follows is its own."),
+    typer.Option("--app", metavar="APP [WORD]...", help="A Hydra app of yours; all arguments after it go to the app."),
 ]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Begin anew; the old run folders are set aside.")]
-Extend = Annotated[bool, typer.Option("--extend", help="Begin where runs of fewer train.num_steps have ended.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Start again from step 0; the old run folders are set aside.")]
+Extend = Annotated[bool, typer.Option("--extend", help="Start where the same runs with fewer train.num_steps ended.")]
 Trust = Annotated[
     list[str] | None,
     typer.Option(
@@ -266,12 +268,12 @@ Names = Annotated[
 ]
 SweepArgument = Annotated[
     str | None,
-    typer.Argument(metavar="[SWEEP]", help="A sweep; else the newest one.", autocompletion=complete_sweeps),
+    typer.Argument(metavar="[SWEEP]", help="A sweep; by default the newest one.", autocompletion=complete_sweeps),
 ]
 SweepOption = Annotated[
     str | None,
     typer.Option(
-        "--sweep", metavar="SWEEP", help="A sweep, by its name; else the newest one.", autocompletion=complete_sweeps
+        "--sweep", metavar="SWEEP", help="Name of a sweep; by default the newest one.", autocompletion=complete_sweeps
     ),
 ]
 
@@ -343,7 +345,7 @@ def one_sweep(positional: str | None, option: str | None) -> str | None:
     """
     if positional is not None and option is not None and positional != option:
         raise ConfigError(
-            f"{positional} and --sweep {option} are two sweeps, and this takes one. Leave one of them out."
+            f"{positional} and --sweep {option} are two sweeps, but this command takes one. Leave one of them out."
         )
     return positional if option is None else option
 

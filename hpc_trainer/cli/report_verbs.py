@@ -34,7 +34,7 @@ from hpc_trainer.record.status import SweepStatus, read_status
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PageOptions:
-    """Options of `report` for what the page shows."""
+    """Options of `report` that choose the content of the page."""
 
     output: Path | None = None
     warmup_steps: int | None = None
@@ -54,7 +54,7 @@ _LEAST_PAUSE_S, _SHARE = 10.0, 0.1
 def run_report(
     names: Sequence[str], runs_dir: Path | None, options: PageOptions, *, watch: bool = False, as_json: bool
 ) -> None:
-    """Write the page of a sweep, or of several sweeps that are compared, and print what it is about.
+    """Write the page of a sweep, or of several sweeps that are compared, and print what the page holds.
 
     Raises:
         ConfigError: an option is wrong, plotly is missing for several sweeps, or the folder of the page does not exist.

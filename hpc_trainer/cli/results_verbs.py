@@ -167,7 +167,7 @@ _TIMES = {"wall_s": "wall", "queue_s": "queue", "redone_s": "redone"}
 
 
 def _is_telling(table: ResultTable, column: str) -> bool:
-    """Return True if a column is in the table unasked: hours of GPUs, or without any of cores; and no row of zeros."""
+    """Return True if a column is shown by default: GPU-hours, else core-hours; redone time unless it is 0."""
     if column in ("gpu_hours", "core_hours"):
         has_gpus = any(row.get("gpu_hours") for row in table.rows)
         return has_gpus is (column == "gpu_hours")

@@ -251,7 +251,7 @@ def _print_status(status: SweepStatus, chosen: ChosenRuns, *, every_run: bool) -
     if status.specs:
         print_next(_next_command(status))
     else:  # the submit was killed, or had no room
-        say("None of its runs was submitted: the same `hpc-trainer submit` begins again.")
+        say("None of its runs was submitted: repeat the same `hpc-trainer submit`.")
 
 
 def _print_sweep(status: SweepStatus, chosen: ChosenRuns, *, every_run: bool) -> None:
@@ -266,7 +266,7 @@ def _print_sweep(status: SweepStatus, chosen: ChosenRuns, *, every_run: bool) ->
     print_runs(status, runs[:SHOWN_OF_MORE] if is_long else runs, chosen.columns)
     if chosen.is_some:
         shown = min(num_runs, SHOWN_OF_MORE) if is_long else num_runs
-        print(f"{num_runs} of {len(status.specs)} runs fit" + (f", the first {shown}." if shown < num_runs else "."))
+        print(f"{num_runs} of {len(status.specs)} runs match" + (f", the first {shown}." if shown < num_runs else "."))
     elif is_long:
         print(as_typed(f"{num_runs} runs; a line for each: hpc-trainer status --all {status.sweep.name}"))
     say(f"Sweep {status.sweep.name}: {counts_line(status.counts)}.")
@@ -280,7 +280,7 @@ _MOST_OF_SUMMARY = 10
 
 
 def _print_summary(status: SweepStatus) -> None:
-    """Print how many runs of each array are in which state, and where runs work or went wrong, the most first."""
+    """Print the number of runs by array and state, and the nodes with the most running and failed runs."""
     submitted = latest_of_each_run(status.ledger.submissions)
     by_array: dict[str, Counter[str]] = {}
     for run_id, state in status.states.items():
@@ -306,7 +306,7 @@ def _worst(counts: Mapping[str, Counter[str]]) -> list[tuple[str, Counter[str]]]
 
 
 def _of_a_person(status: SweepStatus) -> list[RunStatus]:
-    """Return the runs that need the user, the failed ones first; without any, those at work."""
+    """Return the runs that need the user's attention, failed ones first; if there are none, the running ones."""
     order = {state: place for place, state in enumerate(_OF_A_PERSON)}
     runs = [run for run in status.open_runs.values() if run.state in order]
     runs = runs or [run for run in status.open_runs.values() if run.state is RunState.RUNNING]
@@ -349,7 +349,7 @@ def run_logs(
         print_json({"run_id": run.run_id, "files": [str(path) for path in files]})
         return
     if len(run_ids) > 1:
-        print(f"{len(run_ids)} runs fit; this is {run.run_id}.")
+        print(f"{len(run_ids)} runs match; this is {run.run_id}.")
     if follow:
         try:
             for line in follow_logs(status, run, rank):
@@ -431,7 +431,7 @@ def run_hold(names: list[str], sweep: str | None, runs_dir: Path | None, *, save
         say(f"Note: {as_typed(note)}")
     what = f"{len(done.held)} run(s) of {status.sweep.name}"
     parts = [f"Held {what}" if done.held else f"Nothing of {status.sweep.name} waits"]
-    parts += [f"{len(done.saving)} save a checkpoint and leave"] if done.saving else []
+    parts += [f"{len(done.saving)} save a checkpoint and exit"] if done.saving else []
     parts += [f"{len(done.at_work)} at work continue (--save holds them too)"] if done.at_work else []
     say("; ".join(parts) + ".")
     print_next(f"release {status.sweep.name}" if is_whole else f"release {' '.join(names)}")
@@ -456,7 +456,7 @@ def select_to_hold(
 
 
 def _cancel_stages(name: str, stages: Sequence[SweepPaths], *, save: bool, as_json: bool) -> None:
-    """Cancel all stages of a chain, the last one first: else it would see that the one before was cancelled."""
+    """Cancel all stages of a chain, the last first, so that no stage sees that one before it was cancelled."""
     cancelled: dict[str, list[str]] = {}
     for sweep in reversed(stages):
         status = read_status(sweep)

@@ -176,7 +176,10 @@ def say_changed(plan: SweepPlan) -> None:
     shown = ", ".join(files[:_CHANGED_SHOWN])
     more = f" and {len(files) - _CHANGED_SHOWN} more" if len(files) > _CHANGED_SHOWN else ""
     stay = sum(change.num_runs for change in plan.changed)
-    say(f"Changed since {stay} of these runs were submitted: {shown}{more}. They stay as they are.")
+    say(
+        f"Changed since {stay} of these runs were submitted: {shown}{more}. These runs keep the code that they were "
+        "submitted with."
+    )
     print(as_typed(f"To run them anew: hpc-trainer {_verb()} --fresh {submit_words()}"))
 
 
@@ -189,7 +192,7 @@ def say_twins(plan: SweepPlan) -> None:
     there = [twin for twin in plan.twins if twin.is_extended]
     can = [twin for twin in plan.twins if twin.step is not None]
     cannot = [twin for twin in plan.twins if twin.why is not None]
-    for twins, state in ((there, "are there already, extended"), (can, "have a shorter twin that is done")):
+    for twins, state in ((there, "already exist as extended runs"), (can, "have a shorter, completed twin")):
         if twins:
             step = f", step {twins[0].step}" if twins[0].step is not None else ""
             say(f"{len(twins)} of these runs {state} ({twins[0].twin}{step}), and begin at step 0.")
@@ -230,9 +233,9 @@ def _say_notes(plan: SweepPlan, more: Sequence[str]) -> None:
     if grid.num_excluded:
         say(f"{grid.num_excluded} point(s) were left out by sweep.exclude.")
     if grid.compose_counts.get("hydra"):
-        say(f"{grid.compose_counts['hydra']} point(s) took Hydra's own compose, 0.1 s each (docs/grids.md).")
+        say(f"{grid.compose_counts['hydra']} point(s) used Hydra's own compose, 0.1 s each (docs/grids.md).")
     if plan.no_longer_in_grid:
-        say(f"{len(plan.no_longer_in_grid)} run(s) of this sweep are not in this grid; they are left alone.")
+        say(f"{len(plan.no_longer_in_grid)} run(s) of this sweep are not in this grid; they are left unchanged.")
     failed = sum(state.has_failed for state in plan.states.values())
     if failed and not any(plan.states[spec.run_id].has_failed for spec in plan.specs):
         say(f"{failed} failed run(s) stay as they are; --retry-failed submits them again.")
@@ -296,7 +299,7 @@ def expected_json(expected: Sequence[Expected]) -> list[dict[str, Any]]:
 
 
 def print_expected(expected: Sequence[Expected]) -> None:
-    """Print the times that the measured hardware lets the runs of a plan expect."""
+    """Print the expected times of a plan's runs, which follow from measurements of the hardware."""
     for times in expected:
         if times.lines:
             say(f"Expected on {times.hardware}, by {times.source}:")
@@ -322,16 +325,16 @@ def fit_json(fit: Fit) -> dict[str, Any]:
 
 
 def print_fit(fit: Fit) -> None:
-    """Print the hardware of the plan, the one on which runs end soonest first, and why it does."""
+    """Print the hardware of the plan, the one on which runs end soonest first, and why that one is first."""
     if fit.candidates:
-        say("\nHardware, the soonest first; each line is of the run that needs the most time there")
+        say("\nHardware, soonest end first; each line shows the run that needs the most time there")
         print_table(
             ["HARDWARE", "PARTITION", "RUNS", "START", "STEPS", "STEP", "ATTEMPTS", "NEEDS", "END", "NOTE"],
             [_fit_row(candidate) for candidate in fit.candidates],
             least=("HARDWARE", "START", "END"),
         )
     for job in fit.waiting[:_RUNS_SHOWN]:
-        say(f"Waits already: {job.run_id} as job {job.job_id}, expected start {moment(job.start)}")
+        say(f"Already waiting: {job.run_id} as job {job.job_id}, expected start {moment(job.start)}")
     if fit.candidates or not fit.waiting:
         say(fit.why)
 
@@ -355,7 +358,7 @@ def _kind_name(need: Need) -> str:
 
 def _print_estimates(needs: Sequence[Need]) -> None:
     shown = [part for part in PARTS if any(need.parts.get(part) for need in needs)]
-    say(f"\nGB of a rank's memory; total: and {FRAGMENTS:.0%} lost to fragments, and {CONTEXT_GB:g} GB for CUDA")
+    say(f"\nGB of a rank's memory; the total adds {FRAGMENTS:.0%} for fragmentation and {CONTEXT_GB:g} GB for CUDA")
     has_measured = any(need.measured_gb is not None for need in needs)
     print_table(
         ["RUNS", "AS", "BATCH", *(part.upper() for part in shown), "TOTAL", *["MEASURED"] * has_measured, "CHECKPOINT"],

@@ -41,7 +41,11 @@ def run_show(name: str, sweep: str | None, runs_dir: Path | None, *, every_key: 
     print(as_typed(f"{run.spec.run_id}, of sweep {run.sweep.name}"))
     print(as_typed(f"Folder: {folder}"))
     print(
-        as_typed(f"Command: {shlex.join(run.command)}" if run.command else "Command: an earlier submit than the last")
+        as_typed(
+            f"Command: {shlex.join(run.command)}"
+            if run.command
+            else "Command: unknown; the last submit did not submit this run"
+        )
     )
     print(f"Frozen code: {run.code[:12] if run.code else 'none'}")
     if first_weights is not None:

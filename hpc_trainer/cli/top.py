@@ -1,6 +1,6 @@
 """`hpc-trainer top`: sweeps and runs on the whole screen; imported only if textual (extra `top`) is installed.
 
-A thread reads one sweep as rarely as `status --watch` does. A key that changes something asks first.
+A thread reads one sweep as often as `status --watch` does. A key that changes something asks for confirmation.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class TopApp(App[None]):
         self._next_look = self.set_timer(top_views.next_pause_s(self.status), self.action_look)
 
     def _show_rows(self, rows: list[top_views.Row]) -> None:
-        """Change the cells that differ; if runs came, left or moved, fill the table anew at the same run."""
+        """Change the cells that differ; if the list of runs changed, fill the table anew and keep the cursor."""
         texts = {row.run_id: tuple(cell.plain for cell in row.cells) for row in rows}
         if list(texts) != list(self._rows):
             before = self.run_id
@@ -241,7 +241,9 @@ class TopApp(App[None]):
     def action_toggle_all(self) -> None:
         """Switch the verbs' keys between the whole sweep and the run under the cursor."""
         self.is_whole = not self.is_whole
-        self.notify("Keys now mean the whole sweep." if self.is_whole else "Keys now mean the run under the cursor.")
+        self.notify(
+            "Keys now act on the whole sweep." if self.is_whole else "Keys now act on the run under the cursor."
+        )
 
     def action_verb(self, verb: str) -> None:
         """Ask for confirmation, then run the verb."""

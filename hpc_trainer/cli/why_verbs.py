@@ -97,7 +97,7 @@ def _print_many(status: SweepStatus, run_ids: list[str], explanations: list[Why]
         say("")
         print_next(f"why {explanations[0].run_id}")
     elif any(status.states[run_id] is not RunState.COMPLETED for run_id in run_ids):
-        say("Every run is complete, runs or waits.")
+        say("Every run is complete, running or waiting.")
         print_next(f"status {status.sweep.name}")
     else:
         print_next(f"results {status.sweep.name}")

@@ -43,7 +43,7 @@ STAGE_KEY = "HPC_TRAINER_STAGE_KEY"
 """Variable with size and time of change of the packed environment, asked once a job."""
 
 PACK_FACTS = ".hpc_trainer_pack.json"
-"""File at the top of an archive of `hpc-trainer pack`, and so of each copy: digest and origin of the environment."""
+"""File at the top of an archive of `hpc-trainer pack` and of each copy, with digest and origin of the environment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +196,7 @@ def environment_problems(cluster: ClusterConfig, hardware: HardwareConfig) -> It
     if container is None:
         if environment.stage is not None and cluster.python is not None:
             yield (
-                f"{section}.stage brings the Python of the ranks, and cluster.python={shown(cluster.python)} names "
+                f"{section}.stage provides the Python of the ranks, and cluster.python={shown(cluster.python)} names "
                 "another. Use cluster.python=null."
             )
         if environment.stage is not None and cluster.executor is Executor.local:
@@ -276,7 +276,7 @@ def _value_problems(environment: EnvironmentConfig) -> Iterator[str]:
 def _word_problem(key: str, value: str) -> Iterator[str]:
     if not value or value.startswith("-") or any(char.isspace() for char in value) or script_words.has_control(value):
         nearest = script_words.plain(value) or "another name"
-        yield f"{key} holds {shown(value)}: one name without spaces that does not begin with -. Use {nearest}."
+        yield f"{key} holds {shown(value)}: it must be one name, without spaces or a leading -. Use {nearest}."
 
 
 def _folder_problem(key: str, value: str | None) -> Iterator[str]:
@@ -284,7 +284,7 @@ def _folder_problem(key: str, value: str | None) -> Iterator[str]:
         return
     home = value.removeprefix("~").removeprefix("$HOME").removeprefix("${HOME}")
     nearest = f"'${{oc.env:HOME}}{home}'" if home != value else shlex.quote(str(Path(value).absolute()))
-    yield f"{key} holds {shown(value)}: an absolute path, not shell. Use {key}={nearest}."
+    yield f"{key} holds {shown(value)}: it must be an absolute path without shell syntax. Use {key}={nearest}."
 
 
 def runs_dir_problem(environment: EnvironmentConfig, folder: str) -> Iterator[str]:

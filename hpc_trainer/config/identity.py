@@ -181,7 +181,7 @@ def _has_secrets(params: Mapping[str, Any]) -> bool:
 def had_another_name(plain: Mapping[str, Any]) -> bool:
     """Return True if another version named the run of this configuration differently, or may have.
 
-    The digest tells whether a name is of the same run.
+    The digest shows whether a name belongs to the same run.
     """
     if any(plain[group]["name"] == _CUSTOM for group in ("model", "data")):
         return True

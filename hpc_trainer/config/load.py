@@ -62,7 +62,7 @@ def to_typed(composed: DictConfig) -> TrainConfig:
 
     Raises:
         ConfigError: a value is missing (`???`).
-        OmegaConfBaseException: a value is of the wrong type, or an interpolation leads nowhere.
+        OmegaConfBaseException: a value is of the wrong type, or an interpolation cannot be resolved.
         AttributeError: a section has a key (by `++`) that its dataclass lacks.
     """
     from omegaconf import OmegaConf

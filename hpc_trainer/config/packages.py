@@ -1,4 +1,4 @@
-"""Optional packages: the extra that brings each, and the message if one is missing."""
+"""Optional packages: the extra that installs each, and the message if one is missing."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def check_installed(what: str, *packages: str) -> None:
 
 
 def optional(module: str, what: str) -> Any:
-    """Import and return a module of an optional package; `plan` of other choices does not wait for it.
+    """Import and return a module of an optional package, which `plan` of other choices need not import.
 
     Raises:
         ConfigError: the package is missing.

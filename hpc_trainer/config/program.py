@@ -163,7 +163,7 @@ def unknown(name: str, config: Mapping[str, Any]) -> str:
 
 
 def shell_words(command: str) -> list[str]:
-    """Return the unquoted words that only a shell reads, such as `&&` and `>`; no program was meant to get them."""
+    """Return the unquoted words that only a shell reads, such as `&&` and `>`: no program expects them."""
     return [word for word in _RAW_WORD.findall(command) if word in _OF_A_SHELL]
 
 
@@ -248,8 +248,8 @@ def command_problems(config: TrainConfig) -> Iterator[str]:
         )
     if is_one_a_node(config) and config.train.command_env is CommandEnv.torchrun:
         yield (
-            "train.command_env=torchrun has no effect with train.command_per=node: the program starts its ranks "
-            "itself, and tells each its rank. Leave one of the two out."
+            "train.command_env=torchrun has no effect with train.command_per=node: the program starts its ranks and "
+            "numbers them itself. Leave one of the two out."
         )
     if config.train.command_env is CommandEnv.tensorflow and "TF_CONFIG" in config.cluster.env:
         yield (
@@ -284,7 +284,7 @@ def command_problems(config: TrainConfig) -> Iterator[str]:
             yield f"train.{key}={given}: there is no such folder."
             return
     if is_of_run(config.train.command_from):
-        yield "train.command_from must be a folder that is there when the run is submitted. Name one, or leave it out."
+        yield "train.command_from must be a folder that exists when the run is submitted. Name one, or leave it out."
         return
     for word in shell_words(command)[:1]:
         yield (

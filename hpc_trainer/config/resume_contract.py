@@ -119,7 +119,7 @@ def refusal(differences: Collection[Difference], checkpoint: str, *, is_own: boo
     keys = ",".join(difference.key for difference in refused)
     anew = "--fresh, or another sweep_name" if is_own else "without checkpoint.resume_from"
     return (
-        f"{checkpoint} is of another training, so this start does not resume from it (was -> is):\n{lines}\n"
+        f"{checkpoint} belongs to another training, so this start does not resume from it (was -> is):\n{lines}\n"
         f"Undo the change, or begin anew ({anew}). To resume all the same, if weights and optimizer still fit: "
         f"checkpoint.allow_changes=[{keys}]"
     )

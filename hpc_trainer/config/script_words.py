@@ -100,7 +100,8 @@ def argument_problem(key: str, argument: str) -> Iterator[str]:
         yield f"{key} holds {shown(argument)}: an argument is one line without control characters."
     elif len(argument.encode()) > MAX_ARGUMENT_BYTES:
         yield (
-            f"{key} holds {shown(argument)}: longer than the {MAX_ARGUMENT_BYTES} bytes that Linux accepts as one "
+            f"{key} holds {shown(argument)}: it is longer than the {MAX_ARGUMENT_BYTES} bytes that Linux accepts as "
+            f"one "
             "argument."
         )
 

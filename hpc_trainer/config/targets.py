@@ -1,7 +1,7 @@
 """`_target_` and `train.main`: names of classes and functions, used only if their prefix is on the allow-list.
 
 A name in a configuration is code that will run. Hydra's own blocklist is no boundary (1.3.8 still opens files for
-writing), so an allow-list decides: ours, torch, and what the user trusts by `--trust`.
+writing), so an allow-list decides: hpc_trainer, torch, and what the user trusts by `--trust`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def locate(key: str, target: str, trusted: Sequence[str] = ()) -> Any:
     """Return the class or function that `target` names.
 
     Raises:
-        ConfigError: the name is not on the allow-list, or leads nowhere.
+        ConfigError: the name is not on the allow-list, or names nothing that exists.
     """
     problem = check_target(key, target, trusted)
     if problem:

@@ -1,6 +1,6 @@
 """One way to open a file that a user or a program gave: a regular file, of bounded size, or an error with its name.
 
-Rules look whether a file exists; what this machine cannot see is left to the run. Files of ours are read by
+Rules look whether a file exists; what this machine cannot see is left to the run. Files of hpc_trainer are read by
 record/reading.py, which turns unreadable files into faults.
 """
 

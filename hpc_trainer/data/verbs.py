@@ -236,7 +236,7 @@ def _show_measured(measured: Measured, step_ms: float | None, enough: int | None
     if step_ms is None:
         return
     if enough is not None:
-        print(f"A step of {step_ms:g} ms waits for no batch with data.num_workers={enough}.")
+        print(f"With data.num_workers={enough} a step of {step_ms:g} ms never waits for a batch.")
         return
     best = min(measured.rows, key=lambda row: row.batch_ms)
     print(

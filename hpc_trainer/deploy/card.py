@@ -64,7 +64,7 @@ def _facts(card: Mapping[str, Any]) -> list[str]:
     ways = [card["quantize"], f"pruned {card['prune']}" if card["prune"] else None]
     rows = [
         ("file", ", ".join([f"`{card['file']}`", card["to"], *filter(None, ways), size(card["num_bytes"])])),
-        ("model", f"{model['name']} (`{model['class']}`), {model['num_numbers']:,} numbers"
+        ("model", f"{model['name']} (`{model['class']}`), {model['num_numbers']:,} elements"
                   + (f", {model['sparsity']:.1%} of them zero" if model["sparsity"] else "")),
         ("weights", "averaged (train.ema_decay)" if card["weights"] == "average" else "as trained"),
     ]  # fmt: skip
@@ -187,7 +187,7 @@ def prepare(values):
     return {result}
 """
 _UNKNOWN = """
-# How raw data become inputs, only the data set knows; card.json has what it says, as "preprocessing".
+# Only the data set defines how raw data become inputs; card.json holds its description as "preprocessing".
 """
 
 

@@ -98,8 +98,8 @@ def export(run: Known, wanted: Wanted) -> Exported:
         prune_values(wanted.prune)
     if wanted.tolerance is not None and (wanted.quantize is None or not wanted.tolerance > 0):
         raise ConfigError(
-            f"--tolerance {wanted.tolerance:g} must be a share greater than 0, as 0.2, and goes only with --quantize: "
-            "other files hold the same numbers as the model."
+            f"--tolerance {wanted.tolerance:g} must be a share greater than 0, as 0.2, and is allowed only with "
+            "--quantize: other files hold the same numbers as the model."
         )
     check_trained_here(run)
     paths = run.sweep.run(run.spec.run_id)
@@ -206,7 +206,7 @@ def forms_of(overrides: Sequence[str], config_dirs: Sequence[Path] = ()) -> tupl
     other = next((override for override in overrides if not override.lstrip("+").startswith(is_form)), None)
     if other is not None:
         raise ConfigError(
-            f"{other}: an export takes the run as it was trained; only the list of forms can be chosen, as "
+            f"{other}: an export uses the run as it was trained; only the list of forms can be chosen, as "
             "sweep=compress or sweep.forms=[{to: onnx, prune: 0.5}]."
         )
     with Composer(config_dirs_of(config_dirs)) as composer:

@@ -237,7 +237,7 @@ def _write_file(subject: Subject, model: nn.Module, path: Path, inputs: torch.Te
         name = next(name for name in {**built, **deployed} if built.get(name) != deployed.get(name))
         here, there = (list(shapes[name]) if name in shapes else "missing" for shapes in (deployed, built))
         raise ConfigError(
-            f"--to {to} holds only weights, and {subject.config.model._target_} builds other ones than the exported "
+            f"--to {to} holds only weights, and {subject.config.model._target_} builds other weights than the exported "
             f"model has: {name} is {here} in the export and {there} in that class. Use --to torch_export or --to onnx, "
             "which hold the computation too."
         )

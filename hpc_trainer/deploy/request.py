@@ -172,7 +172,7 @@ class NewData:
     is_new: bool = False
     """True if the user named other data than the run's."""
     own: DataConfig | None = None
-    """The run's own data, if they alone tell how inputs were made, as the table of an old run."""
+    """The run's own data, if only they show how inputs were made, as the table of an old run."""
 
     def request(self) -> dict[str, Any]:
         """Return the part of a request that describes the data."""

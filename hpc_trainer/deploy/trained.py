@@ -157,7 +157,7 @@ def deployed_model(config: TrainConfig, shape: HasShape, weights: Mapping[str, t
         weights: the model's state in a checkpoint, whole tensors.
 
     Raises:
-        ConfigError: the model's class is not trusted, leads nowhere, or refuses its arguments.
+        ConfigError: the model's class is not trusted, does not exist, or refuses its arguments.
         CheckpointError: the weights do not fit the model.
     """
     active = abilities(config)
@@ -312,7 +312,7 @@ def _with_own_data(
     except (HpcTrainerError, ValueError) as error:
         note = (
             "The scaling of the model's inputs is not recorded, and its own table cannot be read, so the new rows are "
-            f"scaled by themselves: {error}"
+            f"scaled by their own statistics: {error}"
         )
         return {**facts, "unknown": None}, [note]
     note = (

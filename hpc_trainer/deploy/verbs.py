@@ -37,11 +37,13 @@ verbs = typer.Typer()
 @verbs.command("export", cls=Verb)
 def export_(
     run: Annotated[
-        str, typer.Argument(metavar="RUN", help="A run's id, or its beginning or end.", autocompletion=complete_runs)
+        str, typer.Argument(metavar="RUN", help="Run id, or its beginning or end.", autocompletion=complete_runs)
     ],
     forms: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[sweep=NAME]", help="A list of forms, as sweep=compress; drawn into the report."),
+        typer.Argument(
+            metavar="[sweep=NAME]", help="List of forms to export, as sweep=compress; the report charts them."
+        ),
     ] = None,
     to: Annotated[
         str,
@@ -53,12 +55,17 @@ def export_(
     ] = "safetensors",
     quantize: Annotated[
         str | None,
-        typer.Option("--quantize", metavar="NAME", help="dynamic_int8, int8 or int4: smaller, in ONNX mostly faster."),
+        typer.Option(
+            "--quantize", metavar="NAME", help="dynamic_int8, int8 or int4: smaller, and in ONNX mostly faster."
+        ),
     ] = None,
     prune: Annotated[
         str | None,
         typer.Option(
-            "--prune", metavar="SHARE", help="0.5 of the weights zero, channels:0.5 taken out, or 2:4; not trained on."
+            "--prune",
+            metavar="SHARE",
+            help="0.5 zeroes half of the weights, channels:0.5 removes channels, 2:4 keeps 2 "
+            "of 4; without further training.",
         ),
     ] = None,
     best: Best = False,
@@ -82,7 +89,10 @@ def export_(
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="PATH", help="The folder; else RUN-step-N here.")
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="PATH", help="Folder of the export; by default RUN-step-N in the current folder."
+        ),
     ] = None,
     sweep: SweepOption = None,
     config_dir: ConfigDir = None,
@@ -116,7 +126,7 @@ def _export(
     from hpc_trainer.operate.show import find_run
 
     if is_every_form and overrides:
-        raise ConfigError(f"--all is every form, and {' '.join(overrides)} lists some. Leave one of the two out.")
+        raise ConfigError(f"--all writes every form, and {' '.join(overrides)} lists some. Leave one of the two out.")
     forms = export.forms_of(overrides, config_dirs) if overrides else export.EVERY
     run = find_run(configured_runs_dir(runs_dir), name, sweep)
     if is_every_form or overrides:
@@ -138,7 +148,7 @@ def _print_export(done: Exported) -> None:
     where = f", where {package} can be imported: PYTHONPATH=. " if package else ": "
     lines = [
         f"{done.run_id}: {weights} of step {done.step}, {done.num_tensors} tensors, "
-        f"{short_number(done.num_elements)} numbers, {short_number(done.num_bytes)}B. Folder: {done.folder}",
+        f"{short_number(done.num_elements)} elements, {short_number(done.num_bytes)}B. Folder: {done.folder}",
         *_measurements(done.card),
         *(f"Note: {note}" for note in done.notes),
         f"To load it{where}python {Path(done.folder) / 'load.py'}",
@@ -225,7 +235,7 @@ def evaluate_(
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
-    """Print the metrics of a run's checkpoint, or of an export, on its validation set or on other data; here."""
+    """Print the metrics of a run's checkpoint, or of an export, on its validation set or on other data."""
     from hpc_trainer.cli.common import as_typed, print_json
     from hpc_trainer.deploy.evaluate import evaluate
 
@@ -246,7 +256,7 @@ def predict_(
     output: Annotated[
         Path,
         typer.Option(
-            "--output", "-o", metavar="FILE", help="FILE.jsonl, a line a sample, or FILE.npz, arrays of numpy."
+            "--output", "-o", metavar="FILE", help="FILE.jsonl, one line per sample, or FILE.npz, NumPy arrays."
         ),
     ] = Path("predictions.jsonl"),
     best: Best = False,
@@ -258,7 +268,7 @@ def predict_(
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
-    """Write what a run's model, or an export, predicts for each sample of its validation set or of other data; here."""
+    """Write the predictions of a run's model, or of an export, on its validation set or on other data."""
     from hpc_trainer.cli.common import as_typed, print_json
     from hpc_trainer.deploy.evaluate import predict
 

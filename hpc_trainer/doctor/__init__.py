@@ -3,7 +3,7 @@
     verbs.py          the command: all checks side by side, and how it prints what they found
     findings.py       the form of a finding
     machine.py        Python, packages, torch's build, Hydra plugins, limits of the user, ports
-    folder.py         the folder of sweeps: what the probe and the quota say, and what follows
+    folder.py         the folder of sweeps: results of the probe and the quota, and their consequences
     folder_probe.py   a process of its own that touches the folder, as a dead server would hang it
     cluster.py        Slurm's commands and release, architectures, clock of the controller
 

@@ -19,23 +19,23 @@ from hpc_trainer.slurm.commands import Controller, Node, read_controller, read_n
 
 _NEEDED = {
     "sbatch": "submits runs",
-    "squeue": "says which state jobs have",
+    "squeue": "shows the states of jobs",
     "scontrol": "requeues runs and reads the site's limits",
     "scancel": "ends runs",
-    "sinfo": "says what nodes have",
+    "sinfo": "shows the resources of nodes",
 }
 _USEFUL = {
-    "sacct": "how jobs ended that the queue has forgotten",
+    "sacct": "how jobs ended that have left the queue",
     "sacctmgr": "the limits of your accounts",
 }
 _OLDEST = (22, 5)
-"""Oldest release that the tests play."""
+"""Oldest release that the tests run."""
 _TIMEOUT_S = 4.0
 _CLOCKS_S = 90.0
 
 
 class Cluster:
-    """Answers of Slurm, and what they mean; without any Slurm command this machine is all there is."""
+    """Findings from Slurm's answers; without any Slurm command, runs can only use this machine."""
 
     def __init__(self) -> None:
         self.num_calls = 0
@@ -100,7 +100,7 @@ class Cluster:
                     "shared folder", hidden, why="a job would not find its run", fix="do what the line above says"
                 )
             else:
-                yield ok("shared folder", "nothing says that nodes cannot see the folder of sweeps")
+                yield ok("shared folder", "nothing indicates that nodes cannot see the folder of sweeps")
 
 
 def _folder_of_slurm() -> str:
@@ -143,10 +143,10 @@ def _of_controller(controller: Controller, before: float, after: float) -> Itera
 def _of_garbage(controller: Controller) -> Finding:
     shown = " ".join("".join(filter(str.isprintable, controller.said)).split())[:80]
     return broken(
-        "slurm", "scontrol show config ended well, but names neither ClusterName nor SLURM_VERSION: "
+        "slurm", "scontrol show config succeeded, but names neither ClusterName nor SLURM_VERSION: "
         f"{shown or 'it prints nothing'}",
         why="submit, status and the requeue of runs read its answers",
-        fix="look which program it is, and what it prints: type -a scontrol; scontrol show config",
+        fix="check which program it is, and what it prints: type -a scontrol; scontrol show config",
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Checks of the folder of sweeps: what the probe (folder_probe.py) and the quota say, and what follows for runs."""
+"""Checks of the folder of sweeps: results of the probe (folder_probe.py) and of the quota, and their consequences."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from hpc_trainer.runtime.start import start_words
 
 _PROBE = "hpc_trainer.doctor.folder_probe"
 _START_S, _SILENCE_S, _LONGEST_S = 6.0, 6.0, 60.0
-"""Seconds until the probe's first line, between its lines, and at most where no core is free."""
+"""Most seconds until the probe's first line, between its lines, and in all if no core is free."""
 _QUOTA_TIMEOUT_S = 2.0
 _LEAST_BYTES, _LEAST_FILES = 5 * 2**30, 10_000
 _NEEDED_BYTES, _NEEDED_FILES = 64 * 2**20, 100
 """Bytes and files that one run needs at least."""
 _CLOCKS_S, _LATE_S = 90.0, 5.0
-"""Difference of clocks that hpc_trainer allows for (docs/shared_folder.md), and that of clocks that are not set."""
+"""Seconds by which clocks may differ (docs/shared_folder.md), and from which on `doctor` warns of a difference."""
 _SOON_DAYS = 7.0
 
 
@@ -51,13 +51,13 @@ def folder_findings(runs_dir: Path, purge_days: int | None) -> Iterator[Finding]
         yield broken(
             "home", f"{Path.home()} does not answer",
             why="Python, and most programs, look for their settings there when they start",
-            fix="look whether its file system is mounted and its server is up: ls ~",
+            fix="check whether its file system is mounted and its server is up: ls ~",
         )  # fmt: skip
     elif last is not None:
         yield broken(
             "runs folder", f"{runs_dir.absolute()} does not answer (at: {last})",
             why="a command or a rank that touches it waits too",
-            fix="look whether its file system is mounted and its server is up: ls the folder; or use another "
+            fix="check whether its file system is mounted and its server is up: ls the folder; or use another "
             "paths.runs_dir",
         )  # fmt: skip
     if "home" in facts:
@@ -156,7 +156,7 @@ def _writable(runs_dir: Path, facts: Mapping[str, Mapping[str, Any]]) -> Finding
     fixes = {
         errno.ENOSPC: "delete what you do not need there (du -sh *), or use another paths.runs_dir",
         errno.EDQUOT: "delete what you do not need there (quota -s, lfs quota), or ask the site for more",
-        errno.ENOENT: "look where that link leads (ls -l), and whether its file system is mounted; or use another "
+        errno.ENOENT: "check where that link leads (ls -l), and whether its file system is mounted; or use another "
         "folder: export HPC_TRAINER_RUNS=FOLDER",
         errno.EROFS: "use a folder that is mounted for writing: export HPC_TRAINER_RUNS=FOLDER",
     }
@@ -215,7 +215,7 @@ def _room(runs_dir: Path, measured: Mapping[str, Any], present: str) -> Finding:
     report = broken if _is_below(room, _NEEDED_BYTES, _NEEDED_FILES) else warning
     return report(
         "room", f"only {remaining} are left for {runs_dir.absolute()}",
-        why="a save that finds no room ends an attempt, and a run has some 20 files and its checkpoints",
+        why="an attempt ends when the disk has no space for a save, and a run has some 20 files and its checkpoints",
         fix="delete what you do not need there, keep fewer checkpoints (checkpoint.keep_last=1), or use another "
         "paths.runs_dir",
     )  # fmt: skip
@@ -230,7 +230,7 @@ def _remaining(folder: Path, measured: Mapping[str, Any]) -> tuple[Room, str]:
 
 
 def _home(home: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield the finding about the home directory; none if it shares the disk of the sweeps, whose room is told."""
+    """Yield the finding about the home directory; none if it shares the disk of the sweeps, reported separately."""
     if not home["exists"]:
         yield warning(
             "home", f"your home directory {home['folder']} does not exist",

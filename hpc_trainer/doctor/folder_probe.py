@@ -2,7 +2,7 @@
 
 A dead file server stops a process that touches its files, and a lock on it may wait for ever. This process may then be
 killed; its last line says how far it came. Two processes (a fork) try on the same file what two ranks would do. They
-are on one machine: what two machines see differently, no process here can find out.
+are on one machine, so differences between what two machines see cannot be found here.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main(folder: Path, purge_days: int | None) -> None:
 
 
 def _look_at_folder(folder: Path, purge_days: int | None) -> None:
-    """Take all steps in the folder, or in the nearest folder above that exists; remove what was made."""
+    """Take all steps in the folder, or in the nearest folder above that exists; remove the files that were made."""
     mount = mount_of(folder)
     age = cache_age_s(folder)
     _say("mount", point=mount and mount[0], kind=mount and mount[1], age_s=age)

@@ -294,7 +294,7 @@ def _plugins() -> Finding:
             why="Hydra imports every module of hydra_plugins at each start: its code runs as you, also in jobs",
             fix=f"look at it; if it is not yours, remove it: rm -r {strange[0]}",
         )  # fmt: skip
-    return ok("hydra plugins", f"ours and {', '.join(sorted(owners))}" if owners else "none but ours")
+    return ok("hydra plugins", ", ".join(["those of hpc_trainer", *sorted(owners)]))
 
 
 def _owner_of_plugin(name: str) -> str | None:

@@ -30,7 +30,7 @@ def doctor(
             "--purge-days",
             min=1,
             metavar="DAYS",
-            help="Days after which the site deletes unused files; else cluster.purge_days of each run.",
+            help="Days after which the site deletes unused files; by default cluster.purge_days of each run.",
         ),
     ] = None,
     runs_dir: RunsDir = None,

@@ -3,8 +3,8 @@
     verbs.py       the commands of `hpc-trainer hardware` and what they print
     profiles.py    the profiles of `conf/` and of `--config-dir`, read without Hydra
     live_verbs.py  `discover` and `check`: they ask the cluster at hand, and print what it answers
-    discover.py    shapes of runs on the cluster at hand, made of what its Slurm says
-    site_files.py  the files of `discover`: their text, and what happens to a file that is there
+    discover.py    shapes of runs on the cluster at hand, derived from Slurm's answers
+    site_files.py  the files of `discover`: their text, and the rule for files that exist
     check.py       a profile against the cluster, line by line; verdicts on what ranks measured
     rank_probe.py  program of `check --run`: measures on each rank, with torch, and imports nothing of ours
 

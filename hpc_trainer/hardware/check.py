@@ -34,7 +34,7 @@ class Line:
     cluster: str
     """Value on the cluster."""
     verdict: str
-    """ok, wrong, or note for what may be meant so."""
+    """ok, wrong, or note for a difference that may be intended."""
     fix: str = ""
 
 
@@ -89,8 +89,8 @@ _KEY = re.compile(r"hardware\.(\w+)|cluster\.(account)")
 def _problems_by_key(shape: Shape, name: str, limits: Limits) -> dict[str, str]:
     """Return the problems of a shape by the key that is wrong.
 
-    The rules stop at the first node rule that is broken. Each key that is wrong is therefore made harmless, and the
-    rules are asked again.
+    The rules stop at the first node rule that is broken. Each wrong key is therefore set to a harmless value, and the
+    rules are checked again.
     """
     problems: dict[str, str] = {}
     while True:
@@ -230,7 +230,7 @@ def _notes(config: TrainConfig, shape: Shape, limits: Limits) -> Iterator[Line]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shipped:
-    """A profile of `conf/` whose site names this cluster: its lines that are not ok, and other figures than Slurm's."""
+    """Profile of `conf/` for this cluster: its lines that are not ok, and figures that differ from Slurm's."""
 
     name: str
     lines: tuple[Line, ...]

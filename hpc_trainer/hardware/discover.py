@@ -247,7 +247,7 @@ def _qos_allowed(partition: Partition, limits: Limits, choice: Choice, account: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """Where a shape is to run."""
+    """Partition for a shape, with the user's access to it."""
 
     limits: Limits
     access: Access
@@ -290,7 +290,7 @@ def _is_slice(kind: str) -> bool:
 
 
 def _stems(partition: str, kinds: Sequence[str]) -> dict[str, str]:
-    """Return the beginning of the files' names for each kind of unit: the partition, then what it does not say itself.
+    """Return the beginning of the files' names for each kind of unit: the partition, then the parts that it lacks.
 
     `nvidia_h100_80gb_hbm3` in the partition `h100` gives `h100`, in the partition `gpu` it gives `gpu_h100`.
     """
@@ -491,7 +491,7 @@ def _cluster_file(limits: Limits, described: Sequence[Partition], choice: Choice
 def _cluster_facts(limits: Limits, choice: Choice) -> Iterator[str]:
     yield f"Cluster {limits.cluster}, Slurm {limits.version or 'of an unknown release'}."
     if limits.associations:
-        yield "An account belongs in no repository. Put yours into ~/.config/hpc_trainer/config.yaml:"
+        yield "Keep the account out of repositories. Put it into ~/.config/hpc_trainer/config.yaml:"
         yield "    cluster.account: YOUR_ACCOUNT"
     if limits.max_elements is not None:
         yield f"An array may have {limits.max_elements} elements."

@@ -101,7 +101,7 @@ def _ask(limits: Limits, choice: Choice) -> Choice:
     default = limits.account_of(None)
     if account is None and len(accounts) > 1:
         said = _answer(
-            f"Account ({', '.join(accounts)}); no file will hold it", default or accounts[0], limits,
+            f"Account ({', '.join(accounts)}); it is written to no file", default or accounts[0], limits,
             lambda text: Choice(account=text),
         )  # fmt: skip
         account = None if said == default else said
@@ -344,7 +344,7 @@ def package_index() -> str:
 
 
 def _run_probe(grid: Grid, timeout_s: float, say: Callable[[str], None]) -> Measured:
-    """Submit the job, wait for its end, and return what its ranks wrote; a job that is left is cancelled.
+    """Submit the job, wait for its end, and return what its ranks wrote; a job that still exists is cancelled.
 
     Raises:
         RunStateError: the job did not end in time, or no rank wrote anything.
@@ -360,7 +360,7 @@ def _run_probe(grid: Grid, timeout_s: float, say: Callable[[str], None]) -> Meas
                 if time.monotonic() > deadline:
                     raise RunStateError(
                         f"job {job_ids} has not ended after {timeout_s:g} s, and is {run.state.value}. It was "
-                        "cancelled. Take a longer --timeout."
+                        "cancelled. Use a longer --timeout."
                     )
                 time.sleep(pause)
                 pause = min(_SLOWEST_POLL_S, pause * 1.2)

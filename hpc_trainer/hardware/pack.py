@@ -43,7 +43,7 @@ print(json.dumps({"prefix": sys.prefix, "version": sys.version.split()[0], "path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
-    """Archive that was written, and what was found in it."""
+    """Archive that was written, and facts about its content."""
 
     archive: Path
     source: Path
@@ -53,7 +53,7 @@ class Packed:
     num_files: int
     sha256: str
     python: str | None = None
-    """Version that the copy's Python says; None if the copy was not tried."""
+    """Version that the copy's Python reports; None if the copy was not tried."""
     outside: tuple[tuple[str, str, int], ...] = ()
     """Folders outside the copy from which modules were imported: (folder, type of its file system, modules)."""
     notes: tuple[str, ...] = ()
@@ -150,7 +150,7 @@ def _check_archive(archive: Path, source: Path, *, force: bool) -> None:
     if archive.is_relative_to(source):
         raise ConfigError(f"--to {archive} is inside the environment. Use --to {source.parent / archive.name}")
     if archive.exists() and not force:
-        raise ConfigError(f"{archive} is there already. To replace it: --force")
+        raise ConfigError(f"{archive} exists already. To replace it: --force")
 
 
 # --- virtual environments ---
@@ -350,7 +350,7 @@ def _append(archive: Path, facts: dict[str, Any]) -> None:
 
 
 def _try(archive: Path, source: Path, modules: Sequence[str]) -> dict[str, Any]:
-    """Unpack the archive in another folder, run its Python there, and return what that says.
+    """Unpack the archive in another folder, run its Python there, and return its output.
 
     Raises:
         HpcTrainerError: it does not start, a module is missing, or it still uses the original folder.

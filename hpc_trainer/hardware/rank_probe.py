@@ -80,7 +80,7 @@ def place() -> dict[str, Any]:
 
 
 def _numa_nodes() -> dict[int, set[int]]:
-    """Return the CPUs of each NUMA node; empty where the kernel tells none."""
+    """Return the CPUs of each NUMA node; empty if the kernel reports none."""
     nodes = {}
     for folder in Path("/sys/devices/system/node").glob("node[0-9]*"):
         ranges = re.findall(r"(\d+)(?:-(\d+))?", (folder / "cpulist").read_text())

@@ -30,7 +30,7 @@ def _complete(ctx: typer.Context, incomplete: str) -> list[str]:
 @hardware.command("list", cls=Verb)
 def list_profiles(
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[WORD...]", help="Only profiles that match all of these words.")
+        list[str] | None, typer.Argument(metavar="[WORD...]", help="Show only profiles that match all of these words.")
     ] = None,
     config_dir: ConfigDir = None,
     as_json: Json = False,
@@ -65,7 +65,12 @@ def list_profiles(
 
 @hardware.command("show", cls=Verb)
 def show_profile(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A profile, as list names it.", autocompletion=_complete)],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", help="Name of a profile, as `hardware list` shows it.", autocompletion=_complete
+        ),
+    ],
     config_dir: ConfigDir = None,
     as_json: Json = False,
 ) -> None:
@@ -102,20 +107,22 @@ def show_profile(
 @hardware.command(cls=Verb)
 def discover(
     output: Annotated[
-        Path, typer.Option("--output", metavar="FOLDER", help="Folder of the files, for --config-dir.")
+        Path,
+        typer.Option("--output", metavar="FOLDER", help="Folder to write the files to, for use with --config-dir."),
     ] = Path("site"),
     partition: Annotated[
-        list[str] | None, typer.Option("--partition", metavar="NAME", help="Only this partition; may be repeated.")
+        list[str] | None,
+        typer.Option("--partition", metavar="NAME", help="Describe only this partition; may be repeated."),
     ] = None,
     account: Annotated[
-        str | None, typer.Option("--account", metavar="NAME", help="Account that you submit with; no file holds it.")
+        str | None, typer.Option("--account", metavar="NAME", help="Account to submit with; it is written to no file.")
     ] = None,
     qos: Annotated[str | None, typer.Option("--qos", metavar="NAME", help="QOS for the hardware files.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files that have other figures.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the files; write nothing.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Write a cluster file and hardware files of the cluster that answers here, made of what its Slurm says."""
+    """Write a cluster file and hardware files for the cluster that answers here, from Slurm's answers."""
     from hpc_trainer.hardware.live_verbs import run_discover
 
     run_discover(output, partition or [], account, qos, force=force, dry_run=dry_run, as_json=as_json)
@@ -123,7 +130,12 @@ def discover(
 
 @hardware.command(cls=Verb)
 def check(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A profile, as list names it.", autocompletion=_complete)],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", help="Name of a profile, as `hardware list` shows it.", autocompletion=_complete
+        ),
+    ],
     overrides: Overrides = None,
     run: Annotated[
         bool, typer.Option("--run", help="Submit a short job that measures binding, links and files.")
@@ -132,7 +144,7 @@ def check(
         bool, typer.Option("--internet/--no-internet", help="Let a rank of each node try to reach the package index.")
     ] = True,
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", help="Seconds that the job may wait and work.")
+        float, typer.Option("--timeout", metavar="SECONDS", help="Seconds that the job may wait in the queue and run.")
     ] = 3600.0,
     config_dir: ConfigDir = None,
     as_json: Json = False,
@@ -150,15 +162,15 @@ def pack(
     to: Annotated[Path | None, typer.Option("--to", metavar="FILE", help="The archive; default: FOLDER.tar.")] = None,
     modules: Annotated[
         list[str] | None,
-        typer.Option("--import", metavar="MODULE", help="Import this module in the copy, too; may be repeated."),
+        typer.Option("--import", metavar="MODULE", help="Also import this module in the copy; may be repeated."),
     ] = None,
     with_python: Annotated[
-        bool, typer.Option("--with-python", help="Pack the Python of a venv, too, so that nodes need none.")
+        bool, typer.Option("--with-python", help="Also pack the Python of a venv, so that nodes need none.")
     ] = False,
     tries: Annotated[
         bool, typer.Option("--try/--no-try", help="Unpack the archive elsewhere once, and run its Python.")
     ] = True,
-    force: Annotated[bool, typer.Option("--force", help="Replace an archive that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing archive.")] = False,
     as_json: Json = False,
 ) -> None:
     """Pack a Python environment into one file, which cluster.environment.stage unpacks on each node's disk."""
@@ -226,7 +238,7 @@ def _told(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _of_cluster(cluster: Profile) -> Iterator[str]:
-    """Yield the lines about a cluster: what it puts into scripts, with the reasons, and what is known of the site."""
+    """Yield the lines about a cluster: its settings in scripts, with the reasons, and known facts about the site."""
     from hpc_trainer.hardware.profiles import site_of, split_sources
 
     site = site_of(cluster)

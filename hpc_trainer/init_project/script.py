@@ -91,8 +91,8 @@ def _note(source: Source) -> str:
         is_used = any(_imports(node, package) for package in packages for node in source.nodes)
         if is_used and any(source.calls(*classes)):
             return (
-                f"It trains with {name}, which has ranks and checkpoints of its own: keep it a program, which "
-                "docs/any_program.md makes resume. The steps below are for a loop of your own."
+                f"It trains with {name}, which has ranks and checkpoints of its own: keep it as a program; "
+                "docs/any_program.md says how it resumes. The steps below are for a loop of your own."
             )
     return ""
 
@@ -160,7 +160,7 @@ def _arguments(source: Source) -> Step:
         if name in _RANKS:
             return "remove: hardware= decides"
         if name in _FILES:
-            return "remove: run.restore finds the newest checkpoint, run.save has a place"
+            return "remove: run.restore finds the newest checkpoint, run.save has a folder"
         if name in _KEY_OF_OPTION:
             return f"config.{_KEY_OF_OPTION[name]}"
         return f'config.params["{name}"]'
@@ -205,7 +205,7 @@ def _ranks(source: Source) -> Step:
 
 
 def _saved_names(source: Source) -> list[str]:
-    """Return the names of what a checkpoint must hold: objects whose state_dict is taken, and optimizers."""
+    """Return the names of the objects that a checkpoint must hold: those whose state_dict is taken, and optimizers."""
     names: dict[str, None] = {}
     for call in source.calls("state_dict", "load_state_dict"):
         if isinstance(call.func, ast.Attribute):

@@ -43,13 +43,13 @@ class Row:
     line: int | None
     theirs: str
     ours: str = ""
-    """Key of ours with its value; empty if there is none."""
+    """Key of hpc_trainer with its value; empty if there is none."""
     note: str = ""
 
 
 @dataclass(slots=True)
 class Translation:
-    """Keys of ours, and a row for each parameter."""
+    """Keys of hpc_trainer, and a row for each parameter."""
 
     hardware: dict[str, Any] = field(default_factory=dict)
     cluster: dict[str, Any] = field(default_factory=dict)
@@ -122,7 +122,7 @@ _CALLS = {
     "DelayedSubmission": "nothing: a run that is stopped saves, requeues and restores automatically",
     "TorchDistributedEnvironment": "nothing: the process group exists when main(config, run) begins",
 }
-"""Method or class of submitit -> what takes its place."""
+"""Method or class of submitit -> its replacement."""
 
 
 def _calls(source: Source) -> Iterator[Row]:
@@ -487,7 +487,7 @@ _WITHOUT_TWIN = {
     "max_pickle_size_gb": "nothing is pickled: code is frozen, configurations are JSON",
     "additional_parameters": "its options are not known here",
 }
-"""Name -> reason why no key of ours takes its place."""
+"""Name -> reason why no key of hpc_trainer takes its place."""
 _HANDLERS: dict[str, Callable[[Parameter, Translation], None]] = {
     "time": _time,
     "nodes": _same("hardware", "num_nodes"),
@@ -511,4 +511,4 @@ _DIRECT = frozenset({
     "time", "nodes", "partition", "qos", "constraint", "exclude", "mem", "mem_per_gpu", "mem_per_cpu", "account",
     "comment", "dependency", "job_name", *_JOINT,
 })  # fmt: skip
-"""Options that `additional_parameters` may hold and that have a key of ours."""
+"""Options that `additional_parameters` may hold and that have a key of hpc_trainer."""

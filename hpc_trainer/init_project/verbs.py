@@ -26,15 +26,17 @@ def init(
     ] = None,
     script: Annotated[
         Path | None,
-        typer.Option("--from", metavar="FILE", help="A training script: say in five steps what it has to change."),
+        typer.Option("--from", metavar="FILE", help="A training script: list in five steps what to change in it."),
     ] = None,
     submitit: Annotated[
         Path | None,
-        typer.Option("--from-submitit", metavar="FILE", help="A script with submitit's executor: translate it."),
+        typer.Option("--from-submitit", metavar="FILE", help="A script with submitit's executor, to be translated."),
     ] = None,
     launcher: Annotated[
         Path | None,
-        typer.Option("--from-hydra-submitit", metavar="FILE", help="YAML of hydra-submitit-launcher: translate it."),
+        typer.Option(
+            "--from-hydra-submitit", metavar="FILE", help="YAML of hydra-submitit-launcher, to be translated."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -129,7 +131,11 @@ def _print_project(project: NewProject) -> None:
 def _print_reading(reading: Reading) -> None:
     from hpc_trainer.cli.common import as_typed, say
 
-    say(as_typed(f"{reading.path} runs unchanged, and begins anew after each stop:\n    {reading.as_it_is}"))
+    say(
+        as_typed(
+            f"{reading.path} runs unchanged, and starts from the beginning after each stop:\n    {reading.as_it_is}"
+        )
+    )
     if reading.note:
         say(reading.note)
     say("To make it continue after a stop, with the same bits (hpc-trainer's docs/own_loop.md):")

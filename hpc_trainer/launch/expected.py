@@ -1,7 +1,7 @@
-"""Times that a plan may expect on its hardware, by what `hardware check --run` measured there.
+"""Expected times of a plan's runs, from measurements of their hardware by `hardware check --run`.
 
 Sizes come from `plan --memory`, from an earlier run of the same training, or, for a gpt, from its configuration; the
-time of a step from an earlier run of the same training on the same hardware. What is not known is left out.
+time of a step from an earlier run of the same training on the same hardware. Unknown times are left out.
 """
 
 from __future__ import annotations

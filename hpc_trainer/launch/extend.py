@@ -161,7 +161,7 @@ def extend_grid(grid: Grid) -> Grid:
                     f"{len(refused)} of these runs cannot continue where their shorter twins ended:",
                     *lines,
                     *more,
-                    "Leave out --extend for straight runs. Or take checkpoint.resume_from, which resumes all the same.",
+                    "Leave out --extend for straight runs. Or use checkpoint.resume_from, which resumes all the same.",
                 ]
             )
         )
@@ -237,7 +237,7 @@ class _Finder:
             and kept[0][0] < twin.num_steps
         ):
             return Twin(
-                run_id=run_id, twin=twin_id, why=f"it ended early, at step {kept[0][0]}, as the longer one would"
+                run_id=run_id, twin=twin_id, why=f"it stopped early, at step {kept[0][0]}, and so would the longer run"
             )
         step, path = next(((step, path) for step, path in kept if step <= limit), (None, None))
         if path is None:

@@ -104,13 +104,13 @@ class Fit:
 
 
 def find_fit(plan: SweepPlan, runs_dir: Path) -> Fit:
-    """Compare the shapes of a plan: which runs would end soonest where.
+    """Compare the shapes of a plan by when their runs would end.
 
     Slurm is asked at most once for each shape, by the plan or here, and once for all jobs that wait.
 
     Args:
         plan: the plan of a grid with several shapes, as `hardware=a,b` or `hardware=first:a,b`.
-        runs_dir: folder of the sweeps whose runs tell how fast a training is.
+        runs_dir: folder of the sweeps whose runs show how fast a training is.
 
     Raises:
         ConfigError: the plan is for the local executor.
@@ -163,7 +163,7 @@ def _candidate(plan: SweepPlan, hardware: str, shape: Shape, specs: Sequence[Run
 def _start_of(
     plan: SweepPlan, hardware: str, shape: Shape, specs: Sequence[RunSpec]
 ) -> tuple[float | None, str | None]:
-    """Return the start that Slurm expects, or the reason why there is none; the plan may have asked already."""
+    """Return the start that Slurm expects, or the reason why there is none; use the plan's answer if it has one."""
     if shape in plan.answers:
         told, note = plan.answers[shape]
     else:
@@ -278,7 +278,7 @@ class Speeds:
         self._specs: dict[Path, list[RunSpec]] = {}
 
     def of(self, wanted: RunSpec) -> Speed | None:
-        """Return the speed of the run's training on its hardware; None if no run in the folder tells it."""
+        """Return the speed of the run's training on its hardware; None if no run in the folder has measured it."""
         key = f"{_hardware_key(wanted.shape)}{_training_key(wanted.config)}"
         if key not in self._found:
             alike = itertools.islice(self._alike(wanted), _MOST_RUNS)
@@ -363,7 +363,7 @@ def _measured(run: RunPaths, spec: RunSpec) -> Speed | None:
 
 
 def _share(spent: Spent, kind: Kind, every: int | None) -> float:
-    """Return a step's share of what happens once in `every` steps and at the end: a short run has it once, too."""
+    """Return a step's share of an event that occurs every `every` steps and at the end; a short run has one too."""
     if not every:
         return 0.0
     return spent.seconds.get(kind.value, 0.0) / math.ceil(spent.steps_done / every) / every

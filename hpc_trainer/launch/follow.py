@@ -1,4 +1,4 @@
-"""Runs that follow others, on the side of submit: names are frozen, jobs get dependencies, and held jobs are released.
+"""Runs that follow others, at submit: names are frozen, jobs get dependencies, and held jobs are released.
 
 Slurm starts a waiting array when the jobs of the followed runs have ended (`afterany`): `afterok` does not survive
 requeues, and a successor job has another id. So each run looks once more when its job starts (worker/follow.py).
@@ -123,7 +123,7 @@ class Follows:
 
     @property
     def options(self) -> list[str]:
-        """Options of sbatch besides a dependency: a job without one would start at once, only to go back."""
+        """Options of sbatch besides a dependency: a job without one would start at once and be requeued."""
         if self.is_held:
             return ["--hold"]
         return [f"--begin=now+{LOOK_AGAIN_S}"] if self.reason and not self.jobs else []
@@ -264,7 +264,7 @@ def mark_held(sweep: SweepPaths, specs: Iterable[RunSpec], reason: str) -> None:
 
 
 class Gate:
-    """Answers for a local queue whether a run may start, with a look at the followed runs every few seconds."""
+    """Check for a local queue whether a run may start; it looks at the followed runs every few seconds."""
 
     def __init__(self, sweep: SweepPaths) -> None:
         self._sweep = sweep

@@ -264,8 +264,9 @@ def _on_first(specs: Sequence[RunSpec]) -> tuple[RunSpec, str | None]:
     elif first.config["parallel"].get("elastic"):
         way = "parallel.elastic=true allows other ranks and types of GPUs, but each profile must name its gpu_type"
     return first, (
-        f"{FIRST}{first.hardware},{other.hardware}: the first job that starts has the run, so all must make the same "
-        f"run, and these differ in {listed or 'what the run id counts'}. {way}. For a run of each, leave out {FIRST}"
+        f"{FIRST}{first.hardware},{other.hardware}: the first job that starts executes the run, so all must make the "
+        f"same run, but these differ in {listed or 'what the run id counts'}. {way}. For one run of each, leave out "
+        f"{FIRST}"
     )
 
 
@@ -431,7 +432,7 @@ def _check_trust(config: TrainConfig, own: Sequence[str]) -> None:
     """
     if config.trust and config.trust != own:
         raise ConfigError(
-            f"trust={config.trust} cannot be set by a configuration. Say it yourself: "
+            f"trust={config.trust} cannot be set by a configuration. Set it on the command line: "
             + " ".join(f"--trust {prefix}" for prefix in config.trust)
             + f", or `trust: [{', '.join(map(str, config.trust))}]` in the project file (docs/configure.md)."
         )

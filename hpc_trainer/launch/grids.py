@@ -146,7 +146,7 @@ def submit_grid(
 
 
 def _forget_ends(sweep: SweepPaths, run_ids: Sequence[str]) -> None:
-    """Forget what ends meant for others (worker/line.py) if runs are submitted: their next ends are news again."""
+    """Delete records of how these runs ended before (worker/line.py), so that their next ends are reported again."""
     if not run_ids:
         return
     shutil.rmtree(sweep.alike, ignore_errors=True)

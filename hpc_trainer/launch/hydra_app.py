@@ -310,7 +310,7 @@ def _spec_of(app: HydraApp, point: AppPoint, base: RunSpec) -> RunSpec:
 
 
 def _telling_first(point: AppPoint) -> list[str]:
-    """Return the overrides of a point, the sweeper's first: names are cut, and the other overrides are shared."""
+    """Return the overrides of a point, the sweeper's first: a cut name then keeps what differs between points."""
     overrides = [word for word in point.words if not word.startswith("~")]
     keys = {word: word.lstrip("+").partition("=")[0].partition("@")[0].replace("/", ".") for word in overrides}
     return sorted(overrides, key=lambda word: keys[word] not in point.axes)

@@ -1,7 +1,7 @@
 """Jobs that submit later: the top-up job and the successor job.
 
-The top-up job, of one core, submits what waits in a sweep's own queue when runs have ended. The successor job restarts
-a run whose own job cannot be requeued.
+The top-up job, of one core, submits the runs that wait in a sweep's own queue when other runs have ended. The successor
+job restarts a run whose own job cannot be requeued.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
     wanted = [specs[run_id] for run_id in arguments.run_ids if run_id in specs]
     for run_id in arguments.run_ids:
         if run_id not in specs:
-            sys.stderr.write(f"{run_id} is not run: {'; '.join(faults) or 'specs.jsonl does not hold it'}.\n")
+            sys.stderr.write(f"{run_id} is not started: {'; '.join(faults) or 'specs.jsonl does not hold it'}.\n")
     run_queue(paths, wanted, arguments.max_parallel, stop, archive=arguments.archive)
     return 0
 
@@ -119,7 +119,7 @@ def run_queue(
 
 
 def _may_leave(paths: SweepPaths, spec: RunSpec, gate: Gate) -> bool:
-    """Return True if a run leaves the queue: it may start, or was cancelled. A file system that fails lets it wait."""
+    """Return True if a run leaves the queue: it may start, or was cancelled. If the file system fails, it waits."""
     run = paths.run(spec.run_id)
     try:
         is_held = is_there(paths.hold) or is_there(run.marker(HOLD), parents=0)

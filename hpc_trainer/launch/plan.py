@@ -86,7 +86,7 @@ class ArrayPlan:
 
     @property
     def place(self) -> tuple[str, int | None]:
-        """Key of the arrays that share `parallelism`. A list's items do not: one must not wait for another."""
+        """Key of the arrays that share `parallelism`. Items of a list do not share it: none may wait for another."""
         return f"{self.hardware}{' (pool)' if self.slots else ''}", self.choice
 
 
@@ -281,7 +281,8 @@ class SweepPlan:
     problems: tuple[str, ...] = ()
     starts: tuple[str | None, ...] = ()
     answers: Mapping[Shape, tuple[str | None, str | None]] = field(default_factory=dict)
-    """Start of each shape by `sbatch --test-only`, or the reason why there is none; shapes that nobody judged lack."""
+    """Start of each shape by `sbatch --test-only`, or the reason why there is none; shapes without an answer are
+    absent."""
     notes: tuple[str, ...] = ()
     code: str | None = None
     """Digest of the frozen code that the runs import; None if nothing is frozen."""
@@ -301,7 +302,7 @@ class SweepPlan:
 
     @property
     def specs(self) -> list[RunSpec]:
-        """Return the runs that will be submitted, now or as soon as there is room; each once, with its list."""
+        """Return the runs that will be submitted, now or once there is room; each once, with its list of hardware."""
         whole = {spec.run_id: spec for spec in self.grid.specs if spec.others}
         specs = {spec.run_id: spec for array in self.arrays for spec in array.specs}
         specs |= {spec.run_id: spec for spec in self.waiting}
@@ -463,7 +464,7 @@ def _over_budget(plan: SweepPlan) -> Sequence[str]:
 
 
 def _over_account(specs: Sequence[RunSpec]) -> Iterator[str]:
-    """Yield a problem for each account with fewer GPU-hours left than new runs may take, where sshare tells it."""
+    """Yield a problem for each account with fewer GPU-hours left than new runs may take, if sshare reports them."""
     hours: dict[str, float] = {}
     for spec in specs:
         if spec.config["cluster"]["executor"] == Executor.slurm.value and spec.shape.account is not None:
@@ -546,7 +547,7 @@ def _list_note(specs: Sequence[RunSpec]) -> Iterator[str]:
     """Yield a note on runs with a list of hardware, given once for each of their jobs."""
     if specs:
         jobs = f"{len({spec.run_id for spec in specs})} run(s) have {len(specs)} jobs (hardware=first:..)"
-        yield f"{jobs}: the first job that starts has the run, and the others are cancelled."
+        yield f"{jobs}: the first job that starts executes the run, and the others are cancelled."
 
 
 def _closed_note(grid: Grid) -> list[str]:
@@ -580,7 +581,7 @@ def _grace_notes(arrays: Sequence[ArrayPlan], known: Known, limits: Limits) -> I
             continue
         warning = grace_warning(needed, partition.name, partition.grace_s, limits.kill_wait_s)
         if warning is not None:
-            yield f"{array.hardware}: {warning} Use a partition with more grace, or checkpoint.every=auto."
+            yield f"{array.hardware}: {warning} Use a partition with a longer grace period, or checkpoint.every=auto."
 
 
 def timeless(shape: Shape) -> Shape:
@@ -638,8 +639,8 @@ def _whole_node_notes(arrays: Sequence[ArrayPlan], limits: Limits) -> Iterator[s
         else:
             continue
         yield (
-            f"{array.hardware}: each job has its nodes alone ({reason}), and uses {usage}, or run several in one job: "
-            "in it, the same submit with cluster=local local.max_parallel=N."
+            f"{array.hardware}: each job has its nodes alone ({reason}), and uses {usage}, or run several in "
+            "one job, by the same submit with cluster=local local.max_parallel=N inside it."
         )
 
 

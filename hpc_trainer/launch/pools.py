@@ -1,4 +1,4 @@
-"""Packing of a pool: how many of its runs fit beside each other on a slot's node, and what a slot asks Slurm for.
+"""Packing of a pool: the number of runs that fit on a slot's node, and the resources that a slot requests from Slurm.
 
 A slot is one job of `pool.jobs`; `pool.per_node` is the number of its places. Each place has the GPUs, cores and memory
 of one run, so a slot's job asks for a node's share of as many runs as it has places.
@@ -94,8 +94,8 @@ def _impossible(specs: Iterable[RunSpec]) -> Iterable[str]:
             return
         if spec.others:
             yield (
-                f"pool.jobs: hardware={spec.hardware_names} lets the first job that starts have a run, and in a pool "
-                f"slots take runs. Use hardware={spec.hardware}, or leave out pool.jobs."
+                f"pool.jobs: hardware={spec.hardware_names} lets the first job that starts execute a run, but in a "
+                f"pool slots take runs. Use hardware={spec.hardware}, or leave out pool.jobs."
             )
             return
 

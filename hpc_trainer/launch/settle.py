@@ -90,7 +90,8 @@ def _find_job(paths: SweepPaths, intent: Submission, quiet_s: float) -> str | No
             return job_id
         if sbatch is not None and age > _ORPHAN_S:
             raise SilentError(
-                f"the sbatch of an earlier submit still tries (process {pid_of(sbatch)}). Wait until it has ended, or "
+                f"the sbatch of an earlier submit is still running (process {pid_of(sbatch)}). Wait until it has "
+                f"ended, or "
                 "end it; then run the same command again."
             )
         if sbatch is None and age > lag:

@@ -36,7 +36,7 @@ class Stage:
     name: str
     grid: Grid
     planned: Planned
-    """Earlier stages, as this one sees them."""
+    """Stages of the chain that this stage can follow, and those that it cannot."""
 
     @property
     def follows(self) -> list[str]:

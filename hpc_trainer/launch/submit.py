@@ -239,7 +239,7 @@ class _SlurmSubmission:
         if any(spec.run_id not in self._plan.known.waiting for spec in left):
             write_waiting(self._paths, [spec.run_id for spec in left], reason, self._plan.code)
         if not self._plan.keeps_room:
-            self._top_up = TopUpJob(None, ("No room for a top-up job: the same command brings in more as runs end.",))
+            self._top_up = TopUpJob(None, ("No room for a top-up job: the same command submits more as runs end.",))
         elif self._plan.known.top_up_job is not None:
             self._top_up = TopUpJob(self._plan.known.top_up_job)
         else:
@@ -296,7 +296,7 @@ class _SlurmSubmission:
         return kept
 
     def _without_job(self, array: ArrayPlan, specs: tuple[RunSpec, ...]) -> tuple[RunSpec, ...]:
-        """Return the runs that no job of this submit has begun: on other hardware of its list a run may have."""
+        """Return the runs that no job has begun yet: a run may have begun on other hardware of its list."""
         return tuple(spec for spec in specs if array.choice is None or not self._has_begun(spec.run_id))
 
     def _has_begun(self, run_id: str) -> bool:

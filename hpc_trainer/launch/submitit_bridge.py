@@ -89,7 +89,7 @@ class BatchExecutor(SlurmExecutor):  # type: ignore[misc]
 
     @classmethod
     def affinity(cls) -> int:
-        """Return 2, always usable: a plan is shown on machines without Slurm too."""
+        """Return 2, as for an executor that is usable: plans are shown on machines without Slurm too."""
         return 2
 
     def submit_job(self) -> str:

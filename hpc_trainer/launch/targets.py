@@ -31,7 +31,7 @@ _FOLDERS_ABOVE = 4
 
 @dataclass(slots=True)
 class Unfound:
-    """Messages on names that lead nowhere."""
+    """Messages on names that cannot be found."""
 
     problems: list[str] = field(default_factory=list)
     """Messages on names that the runs certainly cannot find."""
@@ -40,7 +40,7 @@ class Unfound:
 
 
 class _NowhereError(Exception):
-    """Error of a name that leads nowhere. `is_sure`: no Python of the runs can find it."""
+    """Error of a name that cannot be found. `is_sure`: no Python of the runs can find it."""
 
     def __init__(self, why: str, *, is_sure: bool) -> None:
         super().__init__(why)
@@ -73,7 +73,7 @@ def find_nowhere(specs: Iterable[RunSpec], code: Snapshot | None) -> Unfound:
                 unfound.problems.append(message + (way if is_far else ""))
             else:
                 unfound.notes.append(
-                    f"here {message} Its runs may find it: their Python is of cluster={cluster['name']}."
+                    f"here {message} The runs may find it: cluster={cluster['name']} sets another Python for them."
                 )
     return unfound
 

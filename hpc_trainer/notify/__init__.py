@@ -1,9 +1,10 @@
 """Notification: a sweep is done, its first run failed, a run stalled, or a run is the best so far.
 
-    events.py   what an end means for the sweep; each event is claimed by a file, so that it is sent once
+    events.py   events that follow from the end of a run; a file claims each event, so that it is sent once
     send.py     program of a child process with a time limit: your command, a webhook
 
-The last thing that a run does at its end, after everything is recorded. Mail is Slurm's (`sbatch --mail-type`).
+Notification is the last thing that a run does at its end, after everything is recorded. Mail is Slurm's (`sbatch
+--mail-type`).
 """
 
 CONTRIBUTES = {

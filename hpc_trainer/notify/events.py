@@ -33,7 +33,7 @@ from hpc_trainer.runtime.start import start_words
 
 _SENDER = "hpc_trainer.notify.send"
 _START_S = 10.0
-"""Seconds that a child process may take besides those that it waits: Python from a shared file system."""
+"""Seconds for a child process to start, besides its waits: Python may be on a shared file system."""
 _STALLED = ("stuck", "no_progress", "low_goodput")
 _MOST_LOOKED_AT = 100
 Event = dict[str, Any]
@@ -61,7 +61,7 @@ def at_end(config: TrainConfig, paths: RunPaths, state: RunState, cause: str | N
 
 
 def forget_ends(sweep: SweepPaths, run_ids: Sequence[str]) -> None:
-    """Forget events of a sweep and ends of runs that are submitted again: the next ones are news."""
+    """Forget events of a sweep and ends of runs that are submitted again, so that the next ones are reported."""
     for name in names_in(sweep.notify) or ():
         if name in ("failed", "stalled") or name.startswith("done-"):
             (sweep.notify / name).unlink(missing_ok=True)

@@ -7,7 +7,7 @@
     flight_recorder.py   the last collectives of a rank, written when it fails; flight.py is the file, hang.py reads it
     profiler.py          profiles of some steps; profile_request.py asks for one, profile_figures.py reads it
     advice.py            advice for runs, from their facts (facts.py) by rules (rules_of_time.py, rules_of_resources.py)
-    clues.py             what all of these tell `why` and `report`; verbs.py has the verbs `advise` and `profile`
+    clues.py             findings of all of these for `why` and `report`; verbs.py has the verbs `advise` and `profile`
 
 Only stragglers.py, flight_recorder.py and profiler.py import torch.
 """

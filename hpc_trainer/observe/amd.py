@@ -68,8 +68,8 @@ class AmdDevices:
         return [device.read(now) for device in self.devices]
 
     def lower_power(self, uuid: str | None) -> None:
-        """Log that the power limit stays, because only root may set it on AMD's GPUs."""
-        self._notes.tell(f"set power limit {uuid}", "the power limit of an AMD GPU is set by root only: it stays")
+        """Log that the power limit is unchanged, because only root may set it on AMD's GPUs."""
+        self._notes.tell(f"set power limit {uuid}", "only root can set the power limit of an AMD GPU: it is unchanged")
 
     def close(self) -> None:
         """Shut AMD SMI down."""

@@ -313,7 +313,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Rule of `advise`: a condition on the facts of a run, and what follows from it; decision 0049 lists all."""
+    """Rule of `advise`: a condition on the facts of a run, and its advice; decision 0049 lists all rules."""
 
     name: str
     when: str

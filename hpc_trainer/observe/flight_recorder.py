@@ -1,8 +1,8 @@
-"""Flight record of a rank: its last spans and collectives, written when it fails, hangs or leaves without a save.
+"""Flight record of a rank: its last spans and collectives, written when it fails, hangs or exits without a save.
 
 Torch's own flight recorder records each collective anyway, of all process groups: ours, DDP's and FSDP's. On gloo it
 knows since torch 2.8 when a collective was entered and whether it is over, but not when it ended; by default the last
-2,000 (`TORCH_FR_BUFFER_SIZE`). On NCCL the same recorder is asked by another name.
+2,000 (`TORCH_FR_BUFFER_SIZE`). On NCCL the same recorder has another name.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class FlightRecorder:
         self.run: RunContext | None = None
 
     def write(self, why: str, error: BaseException | None = None) -> None:
-        """Replace the file. Any thread may call this; an error is only logged, because the rank has worse to report.
+        """Replace the file. Any thread may call this; an error is only logged, as the rank fails for another reason.
 
         A call soon after a record, without a step between, writes nothing: its cause is mostly the same. For example,
         another rank's end has closed a connection, and the first record says more about it. Takes 3 s at the most.

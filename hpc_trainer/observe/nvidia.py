@@ -251,7 +251,7 @@ class NvidiaDevice:
             self._absent["set power limit"] = str(error)
             self._notes.tell(
                 f"set power limit {self.uuid}",
-                f"{self.name} is hot, and its power limit stays: {error} (monitor.on_overheat=lower_power)",
+                f"{self.name} is hot, and its power limit is unchanged: {error} (monitor.on_overheat=lower_power)",
             )
             return
         self._limit_before = limit if self._limit_before is None else self._limit_before
@@ -338,7 +338,7 @@ class NvidiaDevice:
         return self._sampled_pcie(now) if pcie is None else pcie, nvlink
 
     def _sampled_pcie(self, now: float) -> int | None:
-        """Return the PCIe bytes so far for a device without that counter: two windows of 20 ms stand for a period."""
+        """Return the PCIe bytes so far for a device without that counter: two windows of 20 ms represent a period."""
         nvml = self.nvml
         kinds = (nvml.NVML_PCIE_UTIL_TX_BYTES, nvml.NVML_PCIE_UTIL_RX_BYTES)
         rates = [self._ask("PCIe", nvml.nvmlDeviceGetPcieThroughput, self.gpu, kind) for kind in kinds]
@@ -365,11 +365,13 @@ class NvidiaDevice:
         nvml = self.nvml
         if isinstance(error, (nvml.NVMLError_GpuIsLost, nvml.NVMLError_ResetRequired)):
             self.is_lost = True
-            self._notes.tell(f"lost {self.uuid}", f"{self.name} {self.uuid}: {error}. No more figures of it.")
+            self._notes.tell(
+                f"lost {self.uuid}", f"{self.name} {self.uuid}: {error}. No more figures of this GPU are recorded."
+            )
         elif isinstance(error, tuple(getattr(nvml, f"NVMLError_{name}") for name in _NEVER)):
             self._absent[what] = str(error)
         else:
-            self._notes.tell(f"{what} {self.uuid}", f"{self.name}: {what} is not known at times: {error}")
+            self._notes.tell(f"{what} {self.uuid}", f"{self.name}: {what} is sometimes unknown: {error}")
 
     def _tell_absent(self) -> None:
         """Log the missing counters once, after the first sample: most devices lack some."""

@@ -136,7 +136,7 @@ def _await(sweep: SweepPaths, run_id: str, request: ProfileRequest, say: Callabl
         for rank, answer in answers.items():
             if answer is not None and answer.state == WATCHING and rank not in announced:
                 announced.add(rank)
-                say(f"rank {rank} is watched from step {answer.step + 1} on.")
+                say(f"rank {rank} is profiled from step {answer.step + 1} on.")
         missing = [rank for rank, answer in answers.items() if answer is None or answer.state == WATCHING]
         if not missing:
             return [_profile(paths, run_id, rank, answer) for rank, answer in answers.items() if answer is not None]
@@ -163,7 +163,11 @@ def _too_late(
     beat = read_heartbeat(paths.heartbeat, Faults())
     age = time.time() - float(beat.get("time", 0.0))
     begun = [rank for rank in missing if answers[rank] is not None]
-    what = f"rank {begun[0]} is still in its steps" if begun else f"rank {missing[0]} has not begun one"
+    what = (
+        f"rank {begun[0]} has not recorded all its steps yet"
+        if begun
+        else f"rank {missing[0]} has not started recording"
+    )
     sign = f"its last sign of life is of step {beat['step']}, {age:.0f} s ago" if "step" in beat else "it never began"
     return (
         f"no profile of {run_id} after {timeout_s:g} s: {what}; {sign}. An evaluation, a save or a compilation between "

@@ -208,7 +208,7 @@ def summary_lines(figures: ProfileFigures, config: TrainConfig, rank: int = 0) -
 def advice(figures: ProfileFigures, config: TrainConfig) -> Iterator[str]:
     """Yield the changes to make, each with the key of the configuration and the figure that led to it.
 
-    The figure that weighs most comes first.
+    Changes for data come first, then those for time between steps, the device, communication and the optimizer.
     """
     yield from _data_advice(figures, config)
     if figures.usual_between_share >= _BETWEEN:

@@ -182,7 +182,7 @@ class _Watched(Iterator[Batch]):
 def read_figures(
     events: Any, device: torch.device, *, first_step: int, num_steps: int, inside_s: Sequence[float]
 ) -> ProfileFigures | None:
-    """Return the figures of the profiler's events (torch.autograd.profiler_util); None if no step was seen whole."""
+    """Return the figures of the events (torch.autograd.profiler_util); None if no step was recorded completely."""
     marks = [event for event in events if event.name.startswith(STEP) and _is_on_cpu(event)]
     # The mark that was begun after the last step is no step.
     steps = sorted(marks, key=lambda mark: mark.time_range.start)[:num_steps]
@@ -275,14 +275,14 @@ class StepperOnRequest:
         self._step = state.step + 1
         result = watched.step(state, batches, **options)
         if watched.is_over:
-            self._end("no step was seen whole")
+            self._end("no step was recorded completely")
         return result
 
     def close(self) -> None:
         """Write the profile of an open window at the end of the run's steps."""
         if self._watched is not None:
             self._watched.close()
-            self._end("the run left its steps before one was seen whole")
+            self._end("the run ended its steps before one was recorded completely")
 
     def _look(self, step: int) -> None:
         self._next_look = time.monotonic() + self._every_s

@@ -109,7 +109,7 @@ def _host_bound(facts: Facts) -> Iterator[Finding]:
     else:
         changes = [Change({"train.compile_mode": CompileMode.reduce_overhead}, gain)]
     seen = (
-        f"the GPU is at work {utilisation:.0%} of the time, and data make it wait {pace.wait_share:.0%}: the host does"
+        f"the GPU is busy {utilisation:.0%} of the time, waits for data {pace.wait_share:.0%}: the host does the rest"
     )
     yield Finding(seen, changes)
 
@@ -289,7 +289,7 @@ def _short_runs(facts: Facts) -> Iterator[Finding]:
     count = len(facts.needs_s)
     if count < _MANY or not _is_slurm(facts) or statistics.median(facts.needs_s) >= _SHORT_S:
         return
-    do = "Run them side by side in one job: in it, the same submit with cluster=local local.max_parallel=N"
+    do = "Run them side by side in one job, by the same submit with cluster=local local.max_parallel=N inside it"
     gain = Gain(share=1 - 1 / count, of="jobs", is_bound=False)
     seen = f"{count} runs of {statistics.median(facts.needs_s):.0f} s, each a job of its own"
     yield Finding(seen, [Change({}, gain, do)])
@@ -304,61 +304,61 @@ RULES = (
     ),
     Rule(
         name="micro-batch",
-        when="gradients are accumulated, ≤ 50 % of the GPU's memory is used, and it idles; the value uses ≤ 85 %",
+        when="gradients are accumulated, the GPU idles, its memory is used ≤ 50 %; the suggested value uses ≤ 85 %",
         why="activations grow with the micro-batch, all else stays; gaps between passes go with their number",
         find=_micro_batch,
     ),
     Rule(
         name="precision",
-        when="fp32 or tf32 on a GPU with bf16 (Ampere and later) that is ≥ 50 % at work",
+        when="fp32 or tf32 on a GPU with bf16 (Ampere and later) that is ≥ 50 % busy",
         why="half the bytes; products gain more, by the peaks of the datasheets",
         find=_precision,
     ),
     Rule(
         name="host-bound",
-        when="the GPU is ≤ 50 % at work, and a step waits for data ≤ 10 % of its time",
+        when="the GPU is ≤ 50 % busy, and a step waits for data ≤ 10 % of its time",
         why="the rest is time of the host: Python and launches of kernels",
         find=_host_bound,
     ),
     Rule(
         name="straggler",
-        when="a rank's own work takes ≥ monitor.straggler_factor (1.3) times as long as the others' at the last look",
+        when="a rank's own work takes ≥ monitor.straggler_factor (1.3) times as long as the others' when last measured",
         why="docs/decisions/0048-stragglers.md; the gain is the difference, as a share of the step",
         find=_straggler,
     ),
     Rule(
         name="held-back",
         when="≥ 30 % of the samples name heat or power supply, clock ≤ 95 % of its highest; the power limit: ≤ 60 %",
-        why="a GPU that works hard is at its power limit, and then a good part below its highest clock",
+        why="a GPU that works hard is at its power limit, and then often well below its highest clock",
         find=_held_back,
     ),
     Rule(
         name="idle-ranks",
-        when="a program or own loop with a GPU that is < 1 % at work, or a rank < 5 % of a core, while others work",
+        when="a program or own loop has a GPU < 1 % busy, or a rank that uses < 5 % of a core, while others work",
         why="a rank that trains is never that idle over a whole attempt; those of the shared loop all train",
         find=_idle_ranks,
     ),
     Rule(
         name="idle-cpus",
-        when="on Slurm, a rank has ≥ 4 times the cores that were busy 95 % of the time, ≥ 2 more than 1.5 times",
-        why="above a GPU's share of a node (14 cores, DGX H100), or without GPUs; a busy moment does not slow a run",
+        when="on Slurm, a rank has ≥ 4 times the cores that were busy 95 % of the time, and 1.5 times these + 2",
+        why="only above a GPU's share of a node (14 cores, DGX H100) or without GPUs; a short peak does not slow a run",
         find=_idle_cpus,
     ),
     Rule(
         name="host-memory",
         when="on Slurm, a complete run asked for ≥ 4 times its peak, and ≥ 8 GB more than 1.5 times the peak and 1 GB",
-        why="above a GPU's share of a node (256 GB, DGX H100), or without GPUs; file caches count, too",
+        why="only above a GPU's share of a node (256 GB, DGX H100) or without GPUs; file caches count too",
         find=_host_memory,
     ),
     Rule(
         name="time-limit-long",
-        when="on Slurm, ≥ 4 times what 95 % of the complete runs like it needed, and ≥ 60 min more than 1.5 times",
+        when="on Slurm, the limit is ≥ 4 times what 95 % of similar runs needed, and ≥ 1.5 times that + 60 min",
         why="backfill starts what fits into a gap (Slurm's sched/backfill); 1.5 times covers a slower node",
         find=_long_limit,
     ),
     Rule(
         name="short-runs",
-        when="on Slurm, ≥ 10 complete runs like it, of < 2 min in the median",
+        when="on Slurm, ≥ 10 similar runs are complete, with a median of < 2 min",
         why="Slurm starts jobs in rounds of some tens of seconds (bf_interval 30 s), and each waits in the queue",
         find=_short_runs,
     ),

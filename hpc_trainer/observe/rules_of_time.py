@@ -363,14 +363,14 @@ RULES = (
     ),
     Rule(
         name="evaluations",
-        when="evaluations are ≥ 30 % of the training time, ≥ 1 s; the value leaves 5 %",
+        when="evaluations are ≥ 30 % of the training time, ≥ 1 s; the suggested value leaves 5 %",
         why="evaluations train nothing, and a curve is as clear with a tenth of the points",
         find=_evaluations,
     ),
     Rule(
         name="log-lines",
         when="fewer than 10 steps between two lines of metrics, and less than 50 ms",
-        why="a line takes about 0.3 ms of a core, and waits for the device; the value is a line a second",
+        why="a line takes about 0.3 ms of a core, and waits for the device; the suggested value is a line per second",
         find=_log_lines,
     ),
     Rule(
@@ -381,14 +381,14 @@ RULES = (
     ),
     Rule(
         name="time-limit-short",
-        when="the time limit ended ≥ 2 attempts, and starts are ≥ 10 % of the time; the value leaves 5 %",
+        when="the time limit ended ≥ 2 attempts, and starts are ≥ 10 % of the time; the suggested value leaves 5 %",
         why="each attempt pays for a start",
         find=_starts,
     ),
     Rule(
         name="all-reduce",
         when="ddp, and an all-reduce of the gradients takes ≥ 20 % of a step by `hardware check --run`, ≥ 1 s in all",
-        why="bf16 sends half the bytes; the last bits differ; below a fifth it is hidden, or worth 1.1x at the most",
+        why="bf16 sends half the bytes; the last bits differ; a smaller share is hidden, or worth 1.1x at the most",
         find=_all_reduce,
     ),
 )

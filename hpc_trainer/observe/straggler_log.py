@@ -128,7 +128,7 @@ class Straggler:
         who = f"rank {self.rank} on {self.node}"
         if not self.is_slow:
             return f"{who} is as quick as the others again"
-        where = "it waits for its data" if self.is_data else "in its forward and backward"
+        where = "it waits for its data" if self.is_data else "in its forward and backward pass"
         times = f"{1e3 * self.own_s:.3g} ms of a step, {1e3 * self.others_s:.3g} ms"
         return f"{who} takes {self.factor:.3g} times as long as the others ({times}): {where}"
 

@@ -278,7 +278,7 @@ def _records_at_ends(path: str, faults: Faults | None) -> list[dict[str, Any]]:
 
 
 def _sample(attempt: int, rank: int, record: Mapping[str, Any]) -> Sample | None:
-    """Return the sample of a record; None if no writer of ours writes such a record."""
+    """Return the sample of a record; None if hpc_trainer does not write such records."""
     step, node = record.get("step"), record.get("node")
     try:
         return Sample(

@@ -100,11 +100,11 @@ def profile(
     run: Annotated[
         str,
         typer.Argument(
-            metavar="RUN", help="A run at work: its id, or its beginning or end.", autocompletion=complete_runs
+            metavar="RUN", help="Id of a running run, or its beginning or end.", autocompletion=complete_runs
         ),
     ],
-    steps: Annotated[int, typer.Option("--steps", metavar="N", help="Steps to watch, 1 to 1000.")] = 20,
-    ranks: Annotated[str, typer.Option("--ranks", metavar="N,..", help="Ranks to watch, or all.")] = "0",
+    steps: Annotated[int, typer.Option("--steps", metavar="N", help="Number of steps to profile, 1 to 1000.")] = 20,
+    ranks: Annotated[str, typer.Option("--ranks", metavar="N,..", help="Ranks to profile, or all.")] = "0",
     no_wait: Annotated[
         bool, typer.Option("--no-wait", help="Send the request, and do not wait for the profile.")
     ] = False,
@@ -115,7 +115,7 @@ def profile(
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
-    """Watch some steps of a run at work with torch.profiler, and say where their time goes."""
+    """Profile some steps of a running run with torch.profiler, and show where their time goes."""
     import sys
 
     from hpc_trainer.cli.common import print_json, say
@@ -126,7 +126,7 @@ def profile(
     status, chosen = select(configured_runs_dir(runs_dir), [run], sweep)
     if len(chosen) > 1:
         listed = ", ".join(chosen[:5])
-        raise RunStateError(f"a profile is of one run, and {len(chosen)} fit {run}: {listed}. Name one.")
+        raise RunStateError(f"a profile is of one run, and {len(chosen)} match {run}: {listed}. Name one.")
     chosen_run = status.run(chosen[0])
     asked = ask_for_profile(
         status.sweep,

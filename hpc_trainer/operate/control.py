@@ -156,7 +156,7 @@ def _may_have_job(run: RunStatus) -> bool:
 
 
 def signal_running(runs: Sequence[RunStatus]) -> None:
-    """Ask running runs to save a checkpoint and leave, however long that takes."""
+    """Ask running runs to save a checkpoint and exit, however long that takes."""
     cancel_jobs(_jobs(runs), signal="USR2")
     _stop_local(runs)
 
@@ -196,7 +196,7 @@ class Released:
 def hold_runs(
     status: SweepStatus, runs: Sequence[RunStatus], *, save: bool = False, is_whole: bool = False, why: str = ""
 ) -> Held:
-    """Hold those of `runs` that wait; with `save` also those that work, which save a checkpoint and leave first.
+    """Hold those of `runs` that wait; with `save` also those that work, which save a checkpoint and exit first.
 
     The marker is written before Slurm is asked: a job that begins in between finds it at its next start.
 
@@ -236,7 +236,7 @@ def hold_runs(
     if status.queue_error is not None and any(run.has_slurm_job for run in (*waiting, *saving)):
         raise SlurmError(
             f"{status.queue_error.rstrip('.')}. It is unknown whose jobs these are, so none was held in Slurm. A run "
-            "that starts in spite of that finds its hold and leaves. Run the same command again."
+            "that starts all the same sees that it is held, and exits. Run the same command again."
         )
     notes = hold_jobs([*_waiting_jobs(waiting), *(_waiting_slots(status) if is_whole else ())])
     signal_running(saving)
@@ -264,7 +264,7 @@ def _waiting_jobs(runs: Sequence[RunStatus]) -> list[str]:
 
 
 def release_runs(status: SweepStatus, runs: Sequence[RunStatus], *, is_whole: bool = False) -> Released:
-    """Take back the holds of `runs`, ours and Slurm's, and say which of them have no job any more.
+    """Take back the holds of `runs`, hpc_trainer's and Slurm's, and say which of them have no job any more.
 
     Raises:
         RunStateError: single runs of a sweep are named that is held as a whole.
@@ -291,7 +291,7 @@ def release_runs(status: SweepStatus, runs: Sequence[RunStatus], *, is_whole: bo
 
 
 def _has_no_job(run: RunStatus) -> bool:
-    """Return True if nothing starts the run by itself: it left because of the hold, or waits in the sweep's queue."""
+    """Return True if nothing starts the run by itself: it exited because of the hold, or waits in the sweep's queue."""
     # A job that began in spite of the hold left an empty folder.
     left_at_once = run.state in (RunState.FAILED, RunState.GONE) and not run.attempts
     return run.state.needs_submit or run.waits_in_sweep or left_at_once

@@ -167,7 +167,7 @@ def select(
 
 
 _SWEEPS_SHOWN = 10
-_SEVERAL = "{names} are runs of several sweeps: name those of one at a time."
+_SEVERAL = "{names} are runs of several sweeps: name runs of one sweep at a time."
 
 
 def in_one_sweep(runs_dir: Path, names: Sequence[str], sweep: str | None) -> tuple[Sequence[str], str | None]:
@@ -206,7 +206,7 @@ def elsewhere_too(status: SweepStatus, run_ids: Iterable[str], names: Sequence[s
     if not others:
         return None
     taken = f"{', '.join(names)} is the run of sweep {folder.name}"
-    return f"{taken}; {', '.join(others)} has it too: {others[-1]}/{names[0]} names that one."
+    return f"{taken}; {', '.join(others)} has a run of this name too: write {others[-1]}/{names[0]} for that one."
 
 
 def check_one_each(status: SweepStatus, names: Sequence[str], sweep: str | None) -> None:
@@ -220,7 +220,7 @@ def check_one_each(status: SweepStatus, names: Sequence[str], sweep: str | None)
         if len(run_ids) > 1:
             listed = ", ".join(run_ids[:5]) + (" .." if len(run_ids) > 5 else "")
             of = f"{len(run_ids)} runs of {status.sweep.name}: {listed}"
-            raise RunStateError(f"{name} fits {of}. Write more of the id, or name the sweep.")
+            raise RunStateError(f"{name} matches {of}. Write more of the id, or name the sweep.")
 
 
 def _is_sweep(folder: Path) -> bool:

@@ -69,7 +69,7 @@ _OURS = frozenset({"run_id", "code", "metrics_step", "state", "step", "attempts"
 TOLD = "metrics."
 """Prefix of a metric's name if another column has that name."""
 BEST, BEST_STEP, STD = ".best", ".best_step", ".std"
-"""Ends of the columns with a metric's best value, the step that had it, and its standard deviation over runs."""
+"""Suffixes of the columns with a metric's best value, the step that had it, and its standard deviation over runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ class ResultTable:
     chosen: Sequence[str] | None = None
     """Columns that the user chose; None: all."""
     kept: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
-    """How the runs choose their best checkpoint, which tells the direction of that metric."""
+    """How the runs choose their best checkpoint, which shows the direction of that metric."""
 
     @property
     def columns(self) -> list[str]:
@@ -241,13 +241,13 @@ def result_table(status: SweepStatus, *, typed: bool = False, best: bool = False
 
 
 def kept_by(specs: Iterable[RunSpec]) -> CheckpointConfig:
-    """Return how runs choose their best checkpoint, from the first of them whose configuration is there."""
+    """Return how runs choose their best checkpoint, from the first run with a readable configuration."""
     first = next((spec for spec in specs if not spec.is_lost), None)
     return kept_best({} if first is None else first.config.get("checkpoint", {}))
 
 
 def runs_where(status: SweepStatus, run_ids: Sequence[str], condition: Where) -> list[str]:
-    """Return those of the runs whose row in the table of results fulfils a condition.
+    """Return the runs whose row in the table of results fulfils a condition.
 
     Raises:
         ConfigError: the condition names a column that the table does not have.
@@ -261,7 +261,7 @@ def _outcome(
     status: SweepStatus, run: RunStatus, metrics: Mapping[str, Any], step: int | None, columns: Mapping[str, str], *,
     best: CheckpointConfig | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return a run's newest metrics by column, its best ones as `best` tells, and their step if it is another one."""
+    """Return a run's newest metrics by column, its best ones from `best`, and their step if it is another one."""
     bests = _best_values(status, run, list(metrics), best) if best is not None and run.attempts else {}
     outcome: dict[str, Any] = {}
     for name, value in metrics.items():
@@ -346,7 +346,7 @@ def sort_rows(
     Args:
         rows: the rows.
         key: the column; with `-` before its name the order is reversed.
-        least_is_best: function that returns True if a column's smallest value is the best; None: its name tells.
+        least_is_best: function that returns True if a column's smallest value is the best; None: its name decides.
 
     Raises:
         ConfigError: no row has the column.

@@ -173,9 +173,9 @@ class SweepColumns:
 
     headings: tuple[str, ...]
     of: Callable[[SweepPaths, Ledger, Mapping[str, RunSpec], float], dict[str, Any]]
-    """Return the values of a sweep for JSON; what takes longer than to a deadline of `time.monotonic` is None."""
+    """Return the values of a sweep for JSON; a value that is not known by a deadline of `time.monotonic` is None."""
     cells: Callable[[Mapping[str, Any]], Sequence[str]]
-    """Return the texts under `headings` for values of `of`."""
+    """Return the texts under `headings` for the values that `of` returned."""
     least: tuple[str | tuple[str, int], ...] = ()
     """Columns that a narrow terminal drops or cuts (cli/common.py, `print_table`)."""
 

@@ -26,7 +26,7 @@ class Verdict:
 _LOGS = "{logs}"
 _RETRY = "hpc-trainer retry {run}"
 _LONGER = _RETRY + " hardware.time_limit_min={longer}"
-_MEND = "mend the code, then: " + _RETRY + " (another configuration is another run: hpc-trainer submit)"
+_MEND = "fix the code, then: " + _RETRY + " (another configuration is another run: hpc-trainer submit)"
 _SUBMIT = "the same `hpc-trainer submit` again, or: " + _RETRY
 
 BY_STATE: dict[RunState, Verdict] = {
@@ -207,7 +207,7 @@ BY_CAUSE: dict[str, Verdict] = {
             "--retry-failed: the same run continues, with the cluster's present settings",
             "or: "
             + _RETRY
-            + ", which uses the earlier settings; cluster.setup or cluster.python may follow it, corrected",
+            + ", which uses the earlier settings; a corrected cluster.setup or cluster.python may be added to it",
         ),
     ),
     "killed": Verdict(

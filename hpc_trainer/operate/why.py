@@ -72,7 +72,7 @@ def memory_advice(config: TrainConfig, memory: Mapping[str, Any]) -> list[str]:
     fragments = figures.get("fragmentation", 0.0)
     if fragments > _FRAGMENTED:
         setting = "+cluster.env.PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-        lines.insert(0, f"{setting} ({fragments:.0%} of what was reserved lay in fragments)")
+        lines.insert(0, f"{setting} ({fragments:.0%} of what was reserved was fragmented)")
     if config.hardware.device_type == "cpu":
         return [*lines, "a larger hardware.mem_gb_per_node (or mem_gb_per_cpu), and --retry-failed: the same run"]
     return [*lines, "larger GPUs (hardware.gpu_type, hardware.constraint)"]
@@ -141,7 +141,7 @@ class Why:
     state: RunState
     diagnosis: str
     """Name of the cause: of a sign (record/signs.py), a cause of the journal, Slurm's reason, or the state in small
-    letters; `not_known` if nothing tells why the run failed. Runs are grouped by it."""
+    letters; `not_known` if nothing shows why the run failed. Runs are grouped by it."""
     verdict: str
     cause: str | None
     pending_reason: str | None
@@ -191,7 +191,7 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True, ran
     meaning = meaning_of(run) if memory is None else None
     diagnosis = _diagnosis(run, verdict, meaning)
     if diagnosis == NOT_KNOWN:
-        says = f"{verdict.says} Why is not known: no line that it printed has a known meaning."
+        says = f"{verdict.says} The reason is unknown: hpc-trainer recognises no line of its output."
         verdict = Verdict(says, verdict.advice)
     values = {
         **advice_values(run, meaning, _logs(run, rank)), "sweep": status.sweep.name, "job": run.job_id or "JOB",
@@ -231,7 +231,7 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True, ran
         run_id=run.run_id,
         state=run.state,
         diagnosis=diagnosis,
-        verdict=f"{verdict.says} What it said last: {meaning.says}." if meaning else verdict.says,
+        verdict=f"{verdict.says} Its last message: {meaning.says}." if meaning else verdict.says,
         cause=run.cause,
         pending_reason=run.pending_reason,
         frame=_frame(run),
@@ -265,7 +265,7 @@ def _verdict(status: SweepStatus, run: RunStatus) -> Verdict:
 
 
 def _is_unexplained(run: RunStatus) -> bool:
-    """Return True if a run failed, and no line of its own code and no known cause tells why."""
+    """Return True if a run failed, and no line of its own code and no known cause shows why."""
     is_of_program = run.cause in ("program", None) or run.cause not in BY_CAUSE
     return run.state is RunState.FAILED and is_of_program and "frame" not in run.error
 
@@ -422,7 +422,7 @@ def _evidence(status: SweepStatus, run: RunStatus, rank: int | None, clues: Sequ
         yield f"it is at work in {where}, since {_clock(run.turn.time)}"
     if run.rivals and not run.is_claimed:
         listed = ", ".join(f"{job_id} ({submission.hardware})" for submission, job_id in run.rivals)
-        yield f"the first of its jobs that starts has the run; the others are {listed}"
+        yield f"the first of its jobs that starts executes the run; the others are {listed}"
     yield f"step {run.progress.replace('/', ' of ')}, {len(run.attempts)} attempt(s)".removeprefix("step -, ")
     paths = status.sweep.run(run.run_id)
     first_weights = read_first_weights(paths, status.faults_of(run.run_id))

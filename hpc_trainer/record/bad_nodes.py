@@ -45,8 +45,8 @@ def keep_bad_node(sweep: SweepPaths, run_id: str, attempts: int, node: str, sign
     """Remember that a run failed because of its node; the same failure is remembered once. Never raises.
 
     Args:
-        attempts: number of attempts of the run so far, which tells its failures apart.
-        sign: name of what the node did, as in record/signs.py, or `node_fail`.
+        attempts: number of attempts of the run so far, which distinguishes its failures.
+        sign: name of the fault of the node, as in record/signs.py, or `node_fail`.
     """
     folder = _folder(sweep.folder.parent)
     key = hashlib.sha256(f"{sweep.name}/{run_id}/{attempts}".encode()).hexdigest()[:12]
@@ -71,7 +71,7 @@ def bad_node_lines(sweep: SweepPaths, node: str) -> list[str]:
     """Return a line on earlier failures of a node within 30 days, and how to leave the node out; [] if none.
 
     Args:
-        sweep: the sweep at hand, whose neighbours are meant too.
+        sweep: the sweep at hand; the other sweeps in its folder count too.
         node: name of the node.
     """
     folder, faults = _folder(sweep.folder.parent), Faults()

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 BEST = "best:"
 """Beginning of a source of `init_from` that is the best run of a sweep."""
 LOOK_AGAIN_S = 600
-"""Seconds until a job looks whose followed runs wait too, but have no job yet; each look is a start of the job."""
+"""Seconds until a job looks again if the runs that it follows wait too and have no job; each look is a start of the
+job."""
 MOST_AWAITED = 1000
 """Most jobs that one dependency names, because it is one argument of a command; the newest jobs end last."""
 _SHOWN = 3

@@ -148,7 +148,7 @@ def read_failure(path: Path, faults: Faults | None = None) -> dict[str, Any]:
 
 
 def read_error(record: object) -> dict[str, Any]:
-    """Return an error without values that no worker writes; {} if `record` is no mapping."""
+    """Return an error record with only the values that workers write; {} if `record` is no mapping."""
     if not isinstance(record, Mapping):
         return {}
     error = dict(record)

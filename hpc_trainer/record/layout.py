@@ -233,7 +233,7 @@ class RunPaths:
         return self.logs / f"attempt-{attempt:03d}.rank-{rank}.worker.json"
 
     def program_stop(self, attempt: int) -> Path:
-        """Return the file that tells all ranks to stop their programs; the first rank to stop writes it."""
+        """Return the file that asks all ranks to stop their programs; the first rank to stop writes it."""
         return self.logs / f"attempt-{attempt:03d}.stop"
 
     def trace(self, rank: int) -> Path:
@@ -304,11 +304,12 @@ class SweepPaths:
     removed_whole = _Named("REMOVED")
     """The only file that `rm SWEEP` leaves in the folder."""
     hold = _Named("HOLD")
-    """Hold of the whole sweep (record/holds.py); `hold` writes it, and so does a run that stops the line."""
+    """Hold of the whole sweep (record/holds.py); `hold` writes it, and so does a failing run
+    (`cluster.stop_after_alike`)."""
     alike = _Named("alike")
     """Failures by their fingerprint (`cluster.stop_after_alike`); each failing run adds a file, `submit` clears it."""
     notify = _Named("notify")
-    """Ends of runs, and events that were told (notify/events.py); runs add files, `submit` removes its runs' files."""
+    """Ends of runs, and events that were sent (notify/events.py); runs add files, `submit` removes its runs' files."""
     labels = _Named("labels.json")
     """Tags and note of the sweep (tidy/labels.py); `tag` and `note` replace it."""
     walk = _Named("walk.json")

@@ -241,7 +241,7 @@ class RunLedger:
 
     @property
     def goodput(self) -> float | None:
-        """Share of the time that went to steps that lasted, 0 to 1; None if there is no time."""
+        """Share of the time that went to steps whose result was kept, 0 to 1; None if there is no time."""
         if self.elapsed_s <= 0:
             return None
         return math.fsum(self.seconds.get(kind, 0.0) for kind in TRAINS) / self.elapsed_s
@@ -365,7 +365,7 @@ def match(attempts: Sequence[Attempt], allocations: Sequence[Allocation]) -> dic
 
 
 def _is_of_run(allocation: Allocation, attempts: Sequence[Attempt]) -> bool:
-    """Return True if an allocation without a journal line began within a day of an attempt: a reused id is far away."""
+    """Return True if an allocation without a journal line began within a day of an attempt, as no reused id does."""
     same = [attempt.start_time for attempt in attempts if attempt.job_id == allocation.job_id]
     return min(same) - 86_400 < allocation.start_time < max(same) + 86_400
 

@@ -70,7 +70,7 @@ class Figures:
     """Rate at which the slowest node wrote into the folder of runs, while all nodes wrote."""
     filesystem: str = ""
     problems: Mapping[str, str] = field(default_factory=dict)
-    """Problem that the check found, with its fix, by what it concerns: GPUs, NUMA, CPUs, clocks, internet, ranks."""
+    """Problem that the check found, with its fix, by subject: GPUs, NUMA, CPUs, clocks, internet, ranks."""
 
     @property
     def source(self) -> str:

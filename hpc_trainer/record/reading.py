@@ -101,7 +101,7 @@ def check_place(folder: Path) -> None:
 
 
 Place = str | Path
-"""A path; a string where there are 10,000 of them."""
+"""A path; as a string where there may be 10,000 of them."""
 DEFAULT_CACHE_AGE_S = 60.0
 """The longest default of an NFS client: `acregmax` and `acdirmax` (nfs(5))."""
 

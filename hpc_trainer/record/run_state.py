@@ -417,7 +417,7 @@ class SchedulerView:
             return None
         if self.cluster is not None:
             return f"submitted on the cluster {there}, and this is {self.cluster}: ask there"
-        return f"submitted on the cluster {there}, and {self.unnamed}: ask again, or there" if self.unnamed else None
+        return f"submitted on cluster {there}, and {self.unnamed}: ask again, or on {there}" if self.unnamed else None
 
     def is_young(self, folder: RunFolder) -> bool:
         """Return True if the run's job may be too young to show in Slurm's answers."""
@@ -436,7 +436,7 @@ class SchedulerView:
         return self._slots[key]
 
     def has_living_slot(self, folder: RunFolder) -> bool | None:
-        """Return True if the run's local pool has a living process; None if this machine cannot tell."""
+        """Return True if the run's local pool has a living process; None if this machine cannot know."""
         if folder.uuid not in self._living and folder.submission is not None:
             sweep = SweepPaths(folder.paths.folder.parent)
             self._living[folder.uuid] = pool_is_alive(sweep, folder.submission)

@@ -42,7 +42,7 @@ _ENQUEUED = re.compile(r"Rank (\d+)\].*last enqueued NCCL work: (\d+)")
 
 
 def _late_ranks(lines: Sequence[str]) -> str:
-    """Return which ranks came late to a collective, from what the ranks' watchdogs printed; "" if they do not tell."""
+    """Return which ranks came late to a collective, from what the ranks' watchdogs printed; "" if they do not say."""
     enqueued = {int(match[1]): int(match[2]) for match in map(_ENQUEUED.search, lines) if match is not None}
     last = [rank for rank, work in sorted(enqueued.items()) if work == min(enqueued.values())]
     if len(last) == len(enqueued):
@@ -183,7 +183,8 @@ SIGNS = (
         r"|waiting for (?:clients|workers)\. \d+/\d+",
         "the ranks did not all meet: some did not start in time, or do not reach the address at which they meet",
         "{logs}: which rank started late, or failed first?",
-        "each rank finds the address in $MASTER_ADDR and $MASTER_PORT, its number in $RANK, and theirs in $WORLD_SIZE",
+        "each rank finds the address in $MASTER_ADDR and $MASTER_PORT, its number in $RANK, and the number of ranks "
+        "in $WORLD_SIZE",
     ),
     _sign(
         "peer_lost",
@@ -214,7 +215,7 @@ SIGNS = (
     _sign(
         "not_logged_in",
         r"\b401 Client Error|GatedRepoError|api_key not configured|Invalid username or password|\b403 Client Error",
-        "a service on the internet does not accept its credentials, or has none",
+        "a service on the internet does not accept the run's credentials, or got none",
         "log in on a login node, or set the service's variable in cluster.env",
     ),
     # Environments and files.
@@ -261,7 +262,7 @@ SIGNS = (
         "missing_library",
         r"([\w.+-]+\.so[\w.]*): cannot open shared object file|\bld: cannot find (-l[\w.+-]+)",
         "the library {found} is not found on the node",
-        "load the module that brings it in cluster.setup, or set LD_LIBRARY_PATH in cluster.env",
+        "load the module that provides it in cluster.setup, or set LD_LIBRARY_PATH in cluster.env",
     ),
     _sign(
         "wrong_version",
@@ -376,7 +377,7 @@ SIGNS = (
         "weights",
         r"(?:Missing|Unexpected) key\(s\) in state_dict|size mismatch for \S+|Error\(s\) in loading state_dict",
         "the weights that it loads are of another model",
-        "the same model as that of the weights, or weights of this one",
+        "use the model of the weights, or weights of this model",
     ),
     _sign(
         "shapes",
@@ -470,7 +471,7 @@ def sign_of(lines: Iterable[str]) -> Sign | None:
 
 
 def _telling(lines: Sequence[str]) -> list[str]:
-    """Return the lines that may tell why a run ended: no warnings, nothing above the last error's traceback."""
+    """Return the lines that may show why a run ended: no warnings, nothing above the last error's traceback."""
     begins = [index for index, line in enumerate(lines) if _TRACEBACK.search(line)]
     first = len(lines)
     for index in reversed(begins):

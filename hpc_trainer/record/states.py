@@ -91,7 +91,7 @@ BATCH_SHELL = "batch_shell"
 """Cause of an end outside the ranks: the batch shell was killed, or ended for a reason of its own."""
 
 POOL = "pool"
-"""Launcher of ranks that a slot of a pool started (worker/slot.py): the slot brings their run back, not they."""
+"""Launcher of ranks that a slot of a pool started (worker/slot.py): the slot restarts their run, not the ranks."""
 
 DONE = "DONE"
 CANCEL = "CANCEL"

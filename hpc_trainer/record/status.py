@@ -548,7 +548,7 @@ def _jobs_in_queue(
     here = os.path.realpath(sweep.scripts)
     silent = [job_id for job_id in named if job_id not in paths]
     own = [job_id for job_id, path in paths.items() if os.path.realpath(os.path.dirname(path)) == here]  # noqa: PTH120
-    unseen = doubts.silent_about(silent, "Slurm does not tell what its script was") if silent else None
+    unseen = doubts.silent_about(silent, "Slurm does not say what its script was") if silent else None
     return LostJobs(arrays=(*arrays, *own), runs=runs, unseen=unseen)
 
 
@@ -863,8 +863,8 @@ def _lost_notes(runs: Iterable[RunStatus]) -> Iterator[str]:
     jobs = [run.own_job for run in active if run.own_job is not None and run.submission and not run.submission.uuid]
     for job_id, count in Counter(map(array_of, jobs)).items():
         yield (
-            f"{count} run(s) are left alone: they say themselves that job {job_id} has them, and submissions.jsonl has "
-            "lost the line that says so."
+            f"{count} run(s) are left alone: their own files say that job {job_id} has them, but submissions.jsonl has "
+            "lost the line of that job."
         )
 
 
@@ -886,7 +886,7 @@ def _first_look(
     Args:
         sweep: the sweep.
         run_ids: all of its runs.
-        listed: the names in the sweep's folder, which show what runs have no folder yet; None if it was not listed.
+        listed: the names in the sweep's folder, which show which runs have no folder yet; None if it was not listed.
         read: reads the folder of a run, given its id and the names in it.
         submissions: the newest submission of each run, and the run's index in it.
         rivals: all jobs of each run whose newest submission went to several shapes.
@@ -1094,7 +1094,7 @@ def _up_to(last: int, records: Iterable[Mapping[str, Any]]) -> tuple[dict[str, t
 
 
 def outcome_metrics(run: RunStatus, metrics: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return those of the run's metrics, or of `metrics`, that tell an outcome; for a program all except speed."""
+    """Return the metrics of the outcome among the run's metrics, or `metrics`; for a program all except speed."""
     passing = _PASSING if run.spec.num_steps else SPEED  # 0: a program, whose loss may be its only metric
     return {key: value for key, value in (run.metrics if metrics is None else metrics).items() if key not in passing}
 

@@ -1,7 +1,7 @@
 """submissions.jsonl: intents to submit, the scheduler's answers, and runs that wait for a free place in the queue.
 
 An intent is written before sbatch, with a uuid that the job carries; the confirmation follows sbatch. A process killed
-in between leaves an intent without a confirmation, and the uuid tells whether Slurm has the job. Runs that exceed the
+in between leaves an intent without a confirmation, and the uuid shows whether Slurm has the job. Runs that exceed the
 site's limits for now are recorded as waiting. They form the sweep's own queue, from which a small top-up job and every
 later command submit.
 
@@ -124,7 +124,8 @@ class Submission:
     per_node: int = 0
     """Runs that a slot of a pool runs beside each other; 0 if the submission is no pool."""
     source: str | None = None
-    """Name of what draws the pool's runs while it works (`worker/slot.py`, `RunSource`); None: `run_ids` are all."""
+    """Name of the source that draws the pool's runs while the pool works (`worker/slot.py`, `RunSource`); None:
+    `run_ids` are all."""
     doubt_time: float | None = None
     """Time when sbatch gave up without an answer, in seconds since the epoch; the scheduler may still take the job."""
     job_id: str | None = None
@@ -489,7 +490,7 @@ def winner_of(paths: RunPaths, rivals: Sequence[Job], jobs_seen: Collection[str]
     Args:
         paths: the run.
         rivals: the jobs of the run's newest submission to several shapes.
-        jobs_seen: job ids of the run's attempts, which tell the winner if its claim is lost.
+        jobs_seen: job ids of the run's attempts, which identify the winner if its claim is lost.
     """
     holder = claimed_by(paths, rivals[0][0].race or "")
     by_claim = next((rival for rival in rivals if rival[0].uuid == holder), None)

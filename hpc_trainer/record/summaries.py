@@ -58,7 +58,7 @@ def stamp_of(place: str, name: str | None = None) -> Stamp | None:
 
 @dataclass(slots=True)
 class Summary:
-    """Summary of one completed run. `figures` are what `results` computed from further files of the run, by name."""
+    """Summary of one completed run; `figures` are values that `results` computed from other files of the run."""
 
     uuid: str
     stamp: Stamp
@@ -89,7 +89,7 @@ class Summaries:
         self._new: dict[str, Summary] = {}
 
     def read(self, paths: RunPaths, latest: tuple[Submission, int], read: Callable[[str], RunFolder]) -> RunFolder:
-        """Return a completed run's folder, from its summary if that is of this submission and of the files as they are.
+        """Return a completed run's folder, from its summary if that fits this submission and the present files.
 
         Args:
             paths: paths of the run.

@@ -5,9 +5,10 @@ turns/RUN.T in the sweep's folder, which a link creates once. T counts the turns
 removed: whoever finds that turn T is over tries to create turn T + 1, and of any number of slots one succeeds. The
 names of the folder are therefore enough to know which runs have been taken.
 
-Each slot has a folder of its own, slot-UUID-ELEMENT, with the files of a run's folder: its journal tells when the slot
-began and why it ended. The slot appends the ends of its turns to ends.jsonl there. A lost end does no harm: the run's
-own files tell it again.
+Each slot has a folder of its own, slot-UUID-ELEMENT, with the files of a run's folder: its journal records when the
+slot began and why it ended. The slot appends the ends of its turns to ends.jsonl there. A lost end does no harm: the
+run's
+own files record it too.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ def pool_is_alive(sweep: SweepPaths, pool: Submission) -> bool | None:
 
 
 def _unended_slots(sweep: SweepPaths, pool: Submission) -> Iterator[str]:
-    """Yield the name of the process of each slot whose journal does not tell its end."""
+    """Yield the name of the process of each slot whose journal does not record its end."""
     for element in range(pool.slots):
         attempts = Journal(slot_folder(sweep, pool.uuid, element)).read(Faults())
         yield from (attempt.process for attempt in attempts[-1:] if not attempt.has_ended)
@@ -295,7 +296,7 @@ class Turns:
     def shows_life(self, run_id: str, silent_s: float) -> bool:
         """Return True unless the heartbeat of a run stayed the same for `silent_s` seconds, by this process's clock.
 
-        The first call only notes the heartbeat. So a slot sees that others live without a question to Slurm.
+        The first call only notes the heartbeat. So a slot sees that others are alive without asking Slurm.
         """
         folder, now = self.sweep.run(run_id), time.monotonic()
         try:

@@ -1,7 +1,7 @@
 """Cores of a rank where Slurm binds no task: its share of the cores of the node's allocation, near its GPU. No torch.
 
 Sites with TaskPlugin=task/none, and torchrun's one task a node, let all ranks of a node run on all of its cores, where
-their threads move each other about. A rank binds itself only if the cores that it may use are exactly those of the
+their threads displace each other. A rank binds itself only if the cores that it may use are exactly those of the
 allocation, as SLURM_CPUS_ON_NODE counts them: with more, other jobs may be at work there, and with fewer Slurm has
 bound the task.
 """
@@ -76,7 +76,7 @@ def _divided(cores: Sequence[int], parts: int) -> list[list[int]]:
 
 
 def numa_nodes(sys_folder: Path = _SYS) -> dict[int, list[int]]:
-    """Return the cores of each NUMA node; {} if the kernel does not tell."""
+    """Return the cores of each NUMA node; {} if the kernel does not say."""
     nodes = {}
     with contextlib.suppress(OSError, ValueError):
         for folder in sorted((sys_folder / "devices/system/node").glob("node[0-9]*")):
@@ -99,7 +99,7 @@ def _first_sibling(core: int, sys_folder: Path) -> int:
 
 
 def gpu_nodes(ranks: int, sys_folder: Path = _SYS) -> list[int]:
-    """Return the NUMA node of the GPU of each local rank; [] unless this process sees one GPU for each and all tell."""
+    """Return the NUMA node of the GPU of each local rank; [] unless this process sees one for each, all known."""
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "cuda") or not torch.cuda.is_available():
         return []

@@ -31,7 +31,7 @@ class DeviceKind:
     """True if `stamp` measures when work is done, not when it was launched."""
 
     def device(self, local_rank: int) -> torch.device:
-        """Return the device of a node's `local_rank`-th rank. If Slurm binds one to each task, a rank sees only one.
+        """Return the device of a node's `local_rank`-th rank; a rank sees only one if Slurm binds devices to tasks.
 
         Raises:
             HpcTrainerError: there is no such device here.

@@ -191,7 +191,7 @@ def file_facts(path: str, seen: str | None = None) -> dict[str, Any]:
     """Return size, time of change and SHA-256 of a file; a file of more than 64 MiB has no SHA-256.
 
     Args:
-        path: path of the file; from inside a container it may lead nowhere.
+        path: path of the file; inside a container it may not exist.
         seen: "SIZE SECONDS" of the file as another process saw it; used if this process cannot see it.
     """
     facts: dict[str, Any] = {"path": path, "bytes": None, "changed": None, "sha256": None}

@@ -31,7 +31,8 @@ SIGNAL_SLACK_S = 60
 DEADLINE = "deadline"
 """Signal in the journal for a stop that nobody requested: the time limit is near."""
 JOB_START = "HPC_TRAINER_JOB_START"
-"""Variable that the batch script sets to its start in seconds since the epoch, which Slurm 22.05 does not tell jobs."""
+"""Variable that the batch script sets to its start in seconds since the epoch, which Slurm 22.05 does not pass to
+jobs."""
 
 
 class Pace:
@@ -224,7 +225,7 @@ class SaveTimer:
         every_steps: steps between saves, ≥ 1; with `is_auto` the steps until the first save.
         is_auto: after the first save, use the interval that loses the least time (Daly 2006).
         end_time: seconds since the epoch at which Slurm ends the job; None if this is unknown.
-        attempts: the attempts of this run so far, which tell how often it was interrupted.
+        attempts: the attempts of this run so far, which show how often it was interrupted.
     """
 
     def __init__(

@@ -113,7 +113,7 @@ def _number(env: Mapping[str, str], name: str, default: int | None = None) -> in
     if text is None and default is not None:
         return default
     if text is None or not text.isdecimal():
-        raise RankEnvError(f"{name}={text!r} must be a whole number ≥ 0: this rank does not know its place.")
+        raise RankEnvError(f"{name}={text!r} must be a whole number ≥ 0: this rank's number is unknown.")
     return int(text)
 
 

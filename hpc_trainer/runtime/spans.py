@@ -43,7 +43,7 @@ class Spans:
 
     @classmethod
     def of_process(cls) -> Spans:
-        """Return the spans of this process, called once: the time since it began, Python's own start too, counts."""
+        """Return the spans of this process, including Python's own start; called once."""
         return cls(_age_s())
 
     def within(self, kind: Kind, step: int | None = None) -> _Span:

@@ -26,7 +26,7 @@ FROZEN_CODE = "HPC_TRAINER_FROZEN_CODE"
 
 
 def start_words(module: str) -> tuple[str, ...]:
-    """Return the arguments of Python that run a module of ours; the module's own arguments come after them."""
+    """Return the arguments of Python that run a module of hpc_trainer; the module's own arguments come after them."""
     return ("-u", "-c", START, module)
 
 

@@ -1,7 +1,7 @@
 """Watchdog that ends a silent rank: a hung collective or a stuck loader must not keep the allocation. No torch.
 
 Every rank has its own watchdog. If one rank is stuck, the others wait for it in a collective. All of them fall silent
-within a step, and all write the stacks of their threads into their logs before the first of them leaves.
+within a step, and all write the stacks of their threads into their logs before the first of them exits.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Watchdog:
     """Watchdog of one rank. `beat` reports that the rank lives, and costs 0.1 µs.
 
     Args:
-        limit_s: seconds without a beat after which the rank has left, at least SHORTEST_S.
+        limit_s: seconds without a beat after which the rank has ended, at least SHORTEST_S.
         has_failed: returns True if another rank of this attempt has recorded its failure.
         give_up: called once, in a separate thread, with a sentence; it must end the process.
-        follows: True if this rank leaves soon after another has failed, because nothing else ends it (no srun).
+        follows: True if this rank exits soon after another has failed, because nothing else ends it (no srun).
         look: called in every round with the seconds since the last beat; it may end the process.
         record: called with the sentence before `give_up`, when the stacks are written; must not take STACKS_S.
     """

@@ -165,7 +165,7 @@ def _rank(trial: Trial, rung: int, *, is_max: bool) -> tuple[float, int]:
 
 
 def brackets(search: Search) -> list[tuple[int, ...]]:
-    """Return the rungs of each bracket: one for ASHA; for Hyperband one for each rung to begin at, and one without."""
+    """Return the rungs of each bracket: one for ASHA; for Hyperband one for each first rung, and one without rungs."""
     rungs = tuple(search.settings.rungs)
     if search.settings.sampler is Sampler.hyperband:
         return [rungs[begin:] for begin in range(len(rungs) + 1)]

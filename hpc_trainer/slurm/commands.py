@@ -212,7 +212,7 @@ class Controller:
     kept_limits: frozenset[str]
     """Limits that jobs do not get from the shell, whatever `propagated_limits` says."""
     said: str = ""
-    """Answer as it came."""
+    """Slurm's answer, unchanged."""
 
 
 def read_controller(timeout_s: float = 15.0) -> Controller:
@@ -250,7 +250,7 @@ class Node:
     name: str
     host: str
     architecture: str | None
-    """As `uname -m` says on the node; None if it has never reported."""
+    """Architecture that `uname -m` prints on the node; None if the node has never reported."""
     has_gpus: bool
     usable_cpus: int | None = None
     """CPUs that jobs can get (CPUEfctv), without those that the site keeps for itself; None in older releases."""

@@ -246,7 +246,7 @@ def _for_each(verb: str, job_ids: Sequence[str], timeout_s: float) -> list[str]:
 
 
 def cancel_named(job_id: str, name: str) -> None:
-    """Cancel one job or array element if it has this name: after an id was reused, another job has it.
+    """Cancel one job or array element if it has this name: Slurm reuses ids, so another job may have this id.
 
     Raises:
         SlurmError: the controller does not answer.

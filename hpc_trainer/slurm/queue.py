@@ -234,7 +234,7 @@ def read_accounting(
 ) -> dict[str, AccountingEntry]:
     """Return the accounting entries of these jobs by job id; an array id means all its elements.
 
-    Slurm reuses ids: `is_of` tells whose job an entry describes. One sacct call reads up to 5,000 ids. The result is
+    Slurm reuses ids: `is_of` checks which job an entry describes. One sacct call reads up to 5,000 ids. The result is
     {} if the site keeps no accounting; the caller must then use other sources.
 
     Args:

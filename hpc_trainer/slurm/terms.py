@@ -21,7 +21,7 @@ TIMEOUT = "TIMEOUT"
 DEADLINE = "DEADLINE"
 BOOT_FAIL = "BOOT_FAIL"
 CUT_OUT_OF_MEMORY = "OUT_OF_ME"
-"""sacct cuts its longest word."""
+"""Slurm's OUT_OF_MEMORY as sacct truncates it."""
 AT_WORK = frozenset({"RUNNING", "CONFIGURING", "STOPPED", "SUSPENDED", "SIGNALING", "RESIZING", "STAGE_OUT"})
 """States of a job that still has its nodes; `scontrol requeue Incomplete` works on it."""
 HAS_NODES = AT_WORK | {COMPLETING}
@@ -98,9 +98,11 @@ _REASONS = {
     "NodeDown": _OUT,
     "FrontEndDown": Reason("the front end that would start it is down", _NODES),
     "ReservationInvalid": Reason(
-        "the reservation that it asks for does not exist, or may not be used by it", (_ANEW + "another place to run",)
+        "the reservation that it asks for does not exist, or may not be used by it", (_ANEW + "another partition, or "
+        "without a reservation",)
     ),
-    "ReservationDeleted": Reason("the reservation that it asks for is gone", (_ANEW + "another place to run",)),
+    "ReservationDeleted": Reason("the reservation that it asks for is gone", (_ANEW + "another partition, or without a "
+    "reservation",)),
     "Reservation": Reason("the reservation that it asks for has not begun"),
     "PartitionDown": Reason("its partition starts no jobs now", ("sinfo shows when it is up again",)),
     "PartitionInactive": Reason("its partition starts no jobs now", ("sinfo shows when it is up again",)),
@@ -159,7 +161,7 @@ _WHAT = {
 
 
 def end_of(word: str) -> str | None:
-    """Return the state that a job with this reason ends in; None if the reason does not tell."""
+    """Return the state that a job with this reason ends in; None if the reason does not say."""
     return _ENDS.get(word.partition(":")[0])
 
 

@@ -178,7 +178,8 @@ class OwnTask:
         if made is None or made.numel() != 1:
             kind = type(value).__name__ if made is None else f"tensor {list(made.shape)}"
             raise ConfigError(
-                f"{self._what}: the metric {name!r} is a {kind}; it is one number, the mean over the batch. For a "
+                f"{self._what}: the metric {name!r} is a {kind}, but must be one number, the mean over the batch. "
+                f"For a "
                 "value that is not a mean, give metrics() a metric of torchmetrics by that name."
             )
         return made.detach().reshape(())

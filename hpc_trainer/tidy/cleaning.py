@@ -72,7 +72,7 @@ class Need:
 
 
 class Needs:
-    """Paths under a folder of sweeps that frozen runs of its sweeps name, whoever's they are.
+    """Paths under a folder of sweeps that frozen runs of its sweeps name, whoever owns these.
 
     Every text in `specs.jsonl` that begins with the folder of sweeps counts, so that keys of later versions count too.
 
@@ -267,11 +267,11 @@ def drop_unused_code(runs_dir: Path) -> None:
 def delete_items(items: Sequence[Item], tell: Callable[[str], None]) -> list[Item]:
     """Delete these items and return those that are gone. The caller holds the sweep's lock.
 
-    Before a run's old checkpoints go, every byte of its newest one is read; if it is damaged, all stay.
+    Before a run's old checkpoints are deleted, every byte of its newest one is read; if it is damaged, all stay.
 
     Args:
         items: result of `find_items` under the same lock.
-        tell: is called with each reason why something stays.
+        tell: called with each reason why a file or folder stays.
     """
     deleted, sound = [], dict[str | None, bool]()
     for item in items:
@@ -305,7 +305,7 @@ def _delete(path: Path) -> None:
 
 
 def check_not_needed(folders: Sequence[Path], sweep: SweepPaths, needs: Needs, run_ids: Sequence[str]) -> None:
-    """Raise if a run that stays and is not complete begins with something in these folders, or waits for these runs.
+    """Raise if a run that stays and is not complete starts from files in these folders, or waits for these runs.
 
     Raises:
         RunStateError: there is such a run; the message names it.
@@ -348,9 +348,9 @@ def remove_runs(status: SweepStatus, run_ids: Sequence[str]) -> None:
 
 
 def remove_sweep(sweep: SweepPaths) -> None:
-    """Remove a sweep's folder and leave one with its tombstone. The caller holds the sweep's lock, which goes too.
+    """Remove a sweep's folder and leave one with its tombstone. The caller holds the lock, which is deleted too.
 
-    Earlier names of the sweep, which `rename` left as links, go first.
+    Earlier names of the sweep, which `rename` left as links, are removed first.
     """
     runs_dir = sweep.folder.parent
     for name in names_in(runs_dir) or ():

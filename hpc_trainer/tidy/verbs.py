@@ -25,7 +25,9 @@ _ITEMS_SHOWN = 20
 @verbs.command(cls=Verb)
 def tag(
     name: Sweep,
-    tags: Annotated[list[str] | None, typer.Argument(metavar="[TAG...]", help="Tags to add; none: show them.")] = None,
+    tags: Annotated[
+        list[str] | None, typer.Argument(metavar="[TAG...]", help="Tags to add; without any, the tags are shown.")
+    ] = None,
     remove: Annotated[
         list[str] | None, typer.Option("--remove", metavar="TAG", help="A tag to remove; may be repeated.")
     ] = None,
@@ -44,7 +46,12 @@ def tag(
 def note(
     name: Sweep,
     text: Annotated[
-        str | None, typer.Argument(metavar="[TEXT]", help="The note; '' removes it; none: show it.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="[TEXT]",
+            help="The note; '' removes it; without a note, the present one is shown.",
+            show_default=False,
+        ),
     ] = None,
     runs_dir: RunsDir = None,
     as_json: Json = False,
@@ -78,7 +85,7 @@ def _tell_labels(sweep: SweepPaths, labels: Labels, *, as_json: bool) -> None:
 @verbs.command(cls=Verb)
 def rename(
     name: Sweep,
-    new: Annotated[str, typer.Argument(metavar="NEW", help="Its new name: letters, digits and ._- only.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="New name of the sweep: letters, digits and ._- only.")],
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
@@ -114,7 +121,7 @@ def clean(
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
-    """Show what can be deleted of sweeps, or delete it with --yes; never what a run or --extend needs."""
+    """Show which files of sweeps can be deleted, or delete them with --yes; files that a run or --extend needs stay."""
     from hpc_trainer.operate.find import configured_runs_dir
     from hpc_trainer.tidy.cleaning import Needs, checked_rules
 
@@ -245,7 +252,10 @@ def archive(
     name: Sweep,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file: .tar, .tar.gz, .tgz, .tar.xz or .txz.")],
     every_checkpoint: Annotated[
-        bool, typer.Option("--all-checkpoints", help="All checkpoints; else of each run its newest and its best.")
+        bool,
+        typer.Option(
+            "--all-checkpoints", help="Include all checkpoints; by default the newest and the best of each run."
+        ),
     ] = False,
     runs_dir: RunsDir = None,
     as_json: Json = False,
@@ -274,9 +284,10 @@ def archive(
 
 @verbs.command(cls=Verb)
 def unarchive(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file of `hpc-trainer archive`.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that `hpc-trainer archive` wrote.")],
     name: Annotated[
-        str | None, typer.Option("--name", metavar="SWEEP", help="Another name than that in the archive.")
+        str | None,
+        typer.Option("--name", metavar="SWEEP", help="Name of the sweep; by default the name in the archive."),
     ] = None,
     runs_dir: RunsDir = None,
     as_json: Json = False,

@@ -32,7 +32,7 @@ from hpc_trainer.record.submissions import Ledger, latest_of_each_run, read_remo
 from hpc_trainer.tidy.labels import read_labels
 
 OPEN = "OPEN"
-"""A run that its files do not say has ended: it waits or works, or only Slurm knows its end."""
+"""State of a run whose files record no end: it waits or works, or only Slurm knows its end."""
 _INSIDE = ("checkpoints", "logs", "output")
 
 

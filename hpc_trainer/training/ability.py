@@ -178,7 +178,7 @@ class Ability:
     # While it trains.
 
     def restored(self) -> None:
-        """Act once per attempt, when the state is restored, or is the first one of a fresh start. Collective."""
+        """Act once per attempt, after the state was restored, or initialised at a fresh start. Collective."""
 
     def inputs(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return the inputs for the model in training, [batch, ...] on the device, in the form that the model takes.

@@ -1,4 +1,4 @@
-"""Build a run's parts from its configuration: data, model, how ranks share it, optimizer, and the kind of step."""
+"""Construction of a run from its configuration: data, model, its sharing among ranks, optimizer, kind of step."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def build_dataset(
     config: TrainConfig, split: Split, task: Task, active: Sequence[Ability] = (),
     fed: Mapping[str, Any] | None = None,
 ) -> MapDataset:  # fmt: skip
-    """Build the data set that `data=` chose, with batches as `task` takes them, and what features make of it.
+    """Build the data set that `data=` chose, with batches as `task` takes them, and apply the changes of features.
 
     Args:
         fed: `classes` and `preprocessing` of a trained model that is evaluated on these data; None in training.

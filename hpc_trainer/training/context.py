@@ -165,7 +165,7 @@ def agree_on_end(
     ends = group.gather([mine, step])
     if len({how for how, _ in ends}) > 1:
         listed = ", ".join(f"rank {rank} {how} at step {at}" for rank, (how, at) in enumerate(ends))
-        raise LoopError(f"{name}: all ranks must finish, or all must stop, and {listed}.")
+        raise LoopError(f"{name}: all ranks must finish, or all must stop, but {listed}.")
     if mine == "left early":
         raise LoopError(
             f"{name} returned at step {step} of {num_steps}, neither finished nor stopped. Call "

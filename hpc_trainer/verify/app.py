@@ -34,7 +34,7 @@ Timeout = Annotated[
 ]
 RunningNames = Annotated[
     list[str],
-    typer.Argument(metavar="SWEEP|RUN", help="A run that trains, or its sweep.", autocompletion=complete_names),
+    typer.Argument(metavar="SWEEP|RUN", help="Id of a running run, or its sweep.", autocompletion=complete_names),
 ]
 
 
@@ -108,7 +108,7 @@ def reproduce(
             autocompletion=complete_runs,
         ),
     ],
-    steps: Annotated[int, typer.Option("--steps", metavar="N", help="Number of its first steps to repeat.")] = 20,
+    steps: Annotated[int, typer.Option("--steps", metavar="N", help="Number of the run's first steps to repeat.")] = 20,
     may_differ: Annotated[
         bool,
         typer.Option("--allow-other-environment", help="Allow changes that make it another run: ranks, devices."),
@@ -142,7 +142,7 @@ def find_lr(
     steps: Annotated[int, typer.Option("--steps", metavar="N", help="Steps of the test, at least 10.")] = 100,
     first: Annotated[float, typer.Option("--from", metavar="LR", help="The first learning rate.")] = 1e-7,
     last: Annotated[
-        float, typer.Option("--to", metavar="LR", help="The last one, if the loss does not diverge before.")
+        float, typer.Option("--to", metavar="LR", help="The last learning rate, if the loss does not diverge before.")
     ] = 10.0,
     timeout: Annotated[
         float, typer.Option("--timeout", metavar="SECONDS", help="Seconds that the test may take.")

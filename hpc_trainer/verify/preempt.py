@@ -93,7 +93,7 @@ def interrupt_and_check(
     kind: InterruptionKind, sweep: SweepPaths, run: RunStatus, *, bring_back: Callable[[str], object], timeout_s: float,
     say: Callable[[str], None] = lambda _: None,
 ) -> PreemptReport:  # fmt: skip
-    """Interrupt `run`, wait until it trains again, and report what was not as promised.
+    """Interrupt `run`, wait until it trains again, and report each difference from what is promised.
 
     Args:
         bring_back: submits a run again by its id (`retry`); called if neither Slurm nor the run does so.

@@ -64,7 +64,7 @@ class Inside:
         return leaves
 
     def is_new(self, value: Any) -> bool:
-        """Return False for an object that was seen before, which ends cycles, or that comes after too many others."""
+        """Return False for an object that was seen before (this ends cycles), or if too many objects were seen."""
         if isinstance(value, _PLAIN):
             return True
         self._num_objects += 1

@@ -231,7 +231,7 @@ def why_resumed_differs(
     if num_ranks > 2 and not any(name.startswith(RANDOM) for name in first.names):
         return Reason(
             kind="reduction order",
-            text=f"inputs, random states and all that is saved are the same {where}, and sums over {num_ranks} ranks "
+            text=f"inputs, random states and all that is saved are the same {where}, but sums over {num_ranks} ranks "
             "are not: gradients may be summed in another order in the first steps of a start.",
             advice="DistributedDataParallel(.., find_unused_parameters=True), and train.deterministic=true."
             if has_own_loop

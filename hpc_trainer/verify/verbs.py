@@ -83,7 +83,7 @@ def run_preempt(
     status, chosen = select(configured_runs_dir(runs_dir), names, sweep)
     if len(chosen) > 1 and names != [status.sweep.name]:
         listed = ", ".join(chosen[:5])
-        raise RunStateError(f"verify preempt takes one run, and {len(chosen)} fit: {listed}. Name one, or its sweep.")
+        raise RunStateError(f"verify preempt takes one run, and {len(chosen)} match: {listed}. Name one, or its sweep.")
     report = interrupt_and_check(
         kind, status.sweep, choose_run(status, chosen),
         bring_back=lambda run_id: retry(status.sweep, [run_id], take_back=kind is InterruptionKind.cancel),

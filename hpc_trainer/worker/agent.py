@@ -1,9 +1,9 @@
 """The one task of a node with `hardware.launcher=torchrun`: torch.distributed.run starts and watches the node's ranks.
 
-torchrun never restarts a rank here (--max-restarts=0): a run restarts by a requeue, as with srun. Its own way to end
-is to give the ranks 30 s after a SIGTERM, and it does not know SIGUSR2 at all. So torchrun runs in a second thread,
-where it installs no handlers, and this process passes each stop signal on. The ranks then agree, save and leave as they
-do under srun, however long the site's grace is.
+torchrun never restarts a rank here (--max-restarts=0): a run restarts by a requeue, as with srun. Its own way to end is
+to give the ranks 30 s after a SIGTERM, and it does not know SIGUSR2 at all. So torchrun runs in a second thread, where
+it installs no handlers, and this process passes each stop signal on. The ranks then agree, save and exit as they do
+under srun, however long the site's grace is.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def run_agent(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFlag
 
 
 def end_with_agent() -> None:
-    """Have this rank killed if its agent dies: torchrun gave it a session of its own, which some sites do not track."""
+    """Have this rank killed if its agent dies: torchrun starts it in another session, which some sites do not track."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

@@ -129,7 +129,7 @@ def run_main(config: TrainConfig, run: RunContext) -> Outcome:
     """Run the loop to its end, or to an agreed stop, and return which of them was reached. Collective.
 
     Raises:
-        ConfigError: `train.main` is not trusted, leads nowhere, or cannot be called.
+        ConfigError: `train.main` is not trusted, does not exist, or cannot be called.
         LoopError: main broke a rule of RunContext.
         Exception: any error that main raises.
     """
@@ -337,7 +337,9 @@ def _watched(run: RunContext, stop: Stop, recorder: Recorders) -> Iterator[None]
 
     canary = Canary(stop.paths, is_rank_zero=run.is_rank_zero)
     late = LateStop(
-        stop, lambda: run.saver.standing_step, leave=lambda: recorder.write("it left without a save, before a kill")
+        stop,
+        lambda: run.saver.standing_step,
+        leave=lambda: recorder.write("it ended without a save, before Slurm would kill it"),
     )
 
     def look(silent_s: float) -> None:

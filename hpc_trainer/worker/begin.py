@@ -155,7 +155,7 @@ def sampled(
     config: TrainConfig, paths: RunPaths, env: RankEnv, attempt: int, stop: StopFlag, *,
     step: Callable[[], int | None], gpu: Sequence[str] = (),
 ) -> Iterator[None]:  # fmt: skip
-    """Run what domains do beside the work of this rank (hook `samplers`), while the block runs.
+    """Run the samplers of domains beside the work of this rank (hook `samplers`), while the block runs.
 
     Args:
         config: configuration of the run.
@@ -179,7 +179,8 @@ class _Shared:
     node: Mapping[str, Any]
     packages: tuple[dict[str, str], dict[str, dict[str, Any]]]
     digests: Mapping[str, str]
-    """Digest of each package whose code cannot change while the process lives: ours is imported, others are frozen."""
+    """Digest of each package whose code cannot change while the process lives: hpc_trainer is imported, others are
+    frozen."""
     own_checkouts: Sequence[dict[str, Any]]
     num_redacted: int
 
@@ -237,7 +238,7 @@ def _record(config: TrainConfig, paths: RunPaths, env: RankEnv, facts: Mapping[s
 
 
 def environment_facts(environment: EnvironmentConfig, versions: Mapping[str, str]) -> dict[str, Any]:
-    """Return what `cluster.environment` has become on this node, with a digest of each part; {} if it is not used.
+    """Return facts about `cluster.environment` on this node, with a digest of each part; {} if it is not used.
 
     Args:
         environment: the section.

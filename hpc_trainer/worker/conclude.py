@@ -83,7 +83,7 @@ if TYPE_CHECKING:
 
 
 class Action(str, enum.Enum):
-    """Way in which the run comes back, after everything is saved."""
+    """Way in which the run is restarted, after everything is saved."""
 
     none = "none"
     requeue = "requeue"
@@ -708,12 +708,12 @@ class LateStop:
     """End of this rank shortly before Slurm kills it, if it was asked to stop and has shown no sign of life since.
 
     Work since the last checkpoint is lost. The run itself is brought back, and its end has a cause in the journal. All
-    ranks are silent then, because those that are not stuck wait for the one that is: each of them leaves by itself.
+    ranks are silent then, because those that are not stuck wait for the one that is: each of them exits by itself.
     This works only on Slurm: nothing else kills at a known time.
 
     Args:
         saved_step: returns the step that is saved by now.
-        leave: ends work of this rank outside this process, before the run is brought back.
+        leave: ends the work of this rank outside this process, before the run is brought back.
     """
 
     def __init__(
@@ -725,7 +725,7 @@ class LateStop:
         self._has_asked = False
 
     def look(self, silent_s: float) -> None:
-        """Leave if it is time, and then do not return. For the watchdog's thread."""
+        """Exit if it is time, without returning. For the watchdog's thread."""
         flag = self._stop.flag
         flag.look()
         if not self._is_on_slurm or flag.time is None or min(silent_s, flag.age_s) < _SILENT_S:
@@ -739,7 +739,7 @@ class LateStop:
         kept = "no checkpoint" if saved_step is None else f"the checkpoint of step {saved_step}"
         print(
             f"no end of a step for {flag.age_s:.0f} s after {flag.signal_name}, and Slurm ends this job soon: "
-            f"it leaves with {kept}."
+            f"it ends with {kept}."
         )
         code = 1
         try:

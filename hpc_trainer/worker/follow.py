@@ -91,7 +91,7 @@ def _decision_of_rank_0(paths: RunPaths, env: RankEnv) -> str:
 
 
 def _found(config: TrainConfig, awaited: Sequence[Awaited], paths: RunPaths) -> dict[str, Any]:
-    """Return what the run takes from the runs that it follows: weights, and checkpoints for its command."""
+    """Return the weights, and the checkpoints for its command, that the run takes from the runs that it follows."""
     taken: dict[str, Any] = {}
     if config.init_from.awaits:
         from hpc_trainer.features.init_from.source import resolve_awaited  # reads headers of weights
@@ -158,7 +158,7 @@ def _go_back(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFlag,
 
 
 def _refused(error: ConfigError, config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFlag) -> int:
-    """Record that the run cannot take what it follows: there is no checkpoint, or no metric decides on the best."""
+    """Record that the run cannot use the runs that it follows: no checkpoint, or no metric that decides on the best."""
     from hpc_trainer.worker.conclude import Stop, conclude_error, record_of_error
 
     print(f"{type(error).__name__}: {error}", flush=True)

@@ -38,7 +38,7 @@ _WELL = "well"
 
 
 class Canary:
-    """Release of the runs that wait for this one, by rank 0, once it has trained some steps and saved.
+    """Releases the runs that wait for this one, on rank 0, once this one has trained some steps and saved.
 
     Args:
         paths: the run's folder.
@@ -169,7 +169,7 @@ def stop_the_line(paths: RunPaths, stop_after_alike: int, cause: str, error: Map
             [submission.job_id for submission in submissions[-_MOST_ARRAYS:] if submission.job_id is not None]
         )
     except (OSError, HpcTrainerError) as failure:
-        print(f"the line was not stopped: {failure}", flush=True)
+        print(f"the waiting runs were not held: {failure}", flush=True)
 
 
 def _hold_in_time(arrays: list[str]) -> None:
@@ -192,4 +192,4 @@ def _quietly(work: Callable[[], None]) -> None:
     try:
         work()
     except HpcTrainerError as error:
-        print(f"Slurm did not hold what waits: {error}. It leaves when it starts.", flush=True)
+        print(f"Slurm did not hold the waiting runs: {error}. They exit when they start.", flush=True)

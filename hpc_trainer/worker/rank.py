@@ -152,7 +152,7 @@ def _is_held(sweep: SweepPaths, paths: RunPaths, present: Sequence[str], env: Ra
     """Return True if the run or its sweep was held before this job began: Slurm started it in spite of the hold.
 
     All ranks compare with the start of the job, so that a hold that comes meanwhile does not divide them. Rank 0 copies
-    the hold of a sweep into the run's folder, by which readers know why the job left.
+    the hold of a sweep into the run's folder, by which readers know why the job ended.
     """
     begin = job_start_time()
     if begin is None:
@@ -241,7 +241,7 @@ def failed_before(paths: RunPaths, env: RankEnv, max_failures: int) -> str | Non
 
 
 def _newer_job(sweep: SweepPaths, paths: RunPaths, env: RankEnv, uuid: str | None = None) -> str | None:
-    """Return the job that has the run in place of ours, if any.
+    """Return the job that has the run in place of this rank's job, if any.
 
     A job that Slurm brings back late must not start the run, nor one whose rival on other hardware has claimed it.
 
@@ -274,7 +274,7 @@ _CLAIM_POLL_S = 0.5
 
 
 def _winner(paths: RunPaths, env: RankEnv, rivals: Sequence[Job], uuid: str | None) -> Submission | None:
-    """Return the submission that has claimed a run among several; rank 0 claims it for ours if none has.
+    """Return the submission that has claimed a run among several; rank 0 claims it for its own job if none has.
 
     The winner's rank 0 then cancels the other jobs, which would end by themselves once they start.
 
@@ -358,7 +358,7 @@ class TimedLines(io.TextIOWrapper):
 
 
 class _Log(io.FileIO):
-    """Log file that drops what a full disk does not take: a line of text must not end a training."""
+    """Log file that drops text if the disk is full: a line of text must not end a training."""
 
     def write(self, data: Any, /) -> int:
         try:

@@ -208,7 +208,7 @@ class ListedRuns(RunSource):
 
 
 def is_held(sweep: SweepPaths, run_id: str) -> bool:
-    """Return True if a hold keeps this run from starting; that of the whole sweep is looked at by `Slot`."""
+    """Return True if a hold keeps this run from starting; `Slot` checks the hold of the whole sweep."""
     return is_there(sweep.run(run_id).marker(HOLD))
 
 

@@ -133,7 +133,7 @@ class _Part:
         self._made: dict[_Lines, Any] = {}
 
     def with_lines(self, lines: _Lines) -> Any:
-        """Return the section or value after these lines."""
+        """Return the section or value with these overrides applied."""
         if lines not in self._made:
             self._made[lines] = self._make(lines)
         return self._made[lines]
@@ -156,7 +156,7 @@ class _Part:
         return section
 
     def _set(self, owner: DictConfig, name: str, lines: _Lines) -> Any:
-        """Return the value of a key of `owner` after lines about that key only."""
+        """Return the value of a key of `owner` with overrides of that key applied."""
         leaf = leaf_of(owner, name)
         if leaf is not None and all(line.is_scalar for line in lines):
             # Each value must be legal; the last one stays.

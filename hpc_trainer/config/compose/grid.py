@@ -169,7 +169,7 @@ def _blocks(composer: GridComposer, given_overrides: Sequence[str]) -> Iterator[
 
 
 def _sweep_section(composer: GridComposer, base: list[str], first: list[str], num_fixed: int) -> SweepConfig:
-    """Compose the section `sweep`, with the first values of the axes unless they do not fit each other.
+    """Compose the section `sweep`, with the first values of the axes if these are compatible.
 
     A condition may leave out such a point; if not, its own composition reports the problem.
     """

@@ -410,7 +410,7 @@ def share_schemas() -> None:
 
 @contextlib.contextmanager
 def own_hydra() -> Iterator[None]:
-    """Set aside the state of an app's Hydra, with its configurations, in the context: a process has one Hydra state."""
+    """Set aside the state of an app's Hydra during the context, because a process has one Hydra state."""
     instances = Singleton._instances
     store = copy.copy(ConfigStore.instance())
     store.repo = {name: node for name, node in store.repo.items() if name in _HYDRAS_OWN}

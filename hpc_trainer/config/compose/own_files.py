@@ -1,4 +1,4 @@
-"""Folders and files that a configuration is read from: ours, and what the user keeps outside a run's configuration.
+"""Folders and files that a configuration is read from: the shipped ones, and the user's own.
 
     ~/.config/hpc_trainer/config.yaml      defaults of the account, as dotted keys; never in the repository
     hpc_trainer.yaml, or the table         the project file: options that a user would type with each command in a
@@ -372,7 +372,7 @@ def _config_files(folder: Path) -> Iterator[Path]:
 
 
 def check_own_file(path: Path) -> None:
-    """Refuse a file of the user's own that others own or may write to.
+    """Refuse a user's file that others own or may write to.
 
     Raises:
         UntrustedFileError: the file is refused; the message names the mode or owner, and what to do.

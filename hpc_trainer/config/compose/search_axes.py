@@ -51,7 +51,7 @@ def split_axes(
     Args:
         overrides: overrides of a command line.
         config_dirs: folders of your own conf/ files.
-        is_of_app: True for overrides of a Hydra app, whose keys have nothing to do with ours.
+        is_of_app: True for overrides of a Hydra app, whose keys have nothing to do with those of hpc_trainer.
 
     Raises:
         ConfigError: an override does not parse, or an axis has no bounds or no values to draw from.

@@ -297,7 +297,7 @@ def not_deleted(override: Override) -> str:
 
 
 def unresolved(key: str, message: str, parsed: Sequence[Override]) -> str:
-    """Return the message about an interpolation that leads nowhere."""
+    """Return the message about an interpolation that cannot be resolved."""
     given = [override.input_line for override in parsed if override.key_or_group == key]
     what = f"{given[-1] if given else key}: the interpolation cannot be resolved"
     nowhere = re.fullmatch(r"Interpolation key '(.*)' not found", message)

@@ -231,8 +231,8 @@ def _whole_node_note(hardware: HardwareConfig, cluster: ClusterConfig) -> tuple[
     return (
         f"cluster={cluster.name} (facts of {cluster.site.checked or 'unknown age'}) gives and charges whole nodes: "
         f"hardware.gpus_per_node={hardware.gpus_per_node} leaves GPUs of hardware={hardware.name} idle. Use "
-        f"hardware.gpus_per_node={match[1]}, or run several in one job: in it, the same submit with cluster=local "
-        "local.max_parallel=N.",
+        f"hardware.gpus_per_node={match[1]}, or run several in one job, by the same submit with cluster=local "
+        "local.max_parallel=N inside it.",
     )
 
 
@@ -251,13 +251,13 @@ def _time_limit_note(hardware: HardwareConfig, cluster: ClusterConfig) -> tuple[
     of_site = f"cluster={cluster.name} (facts of {site.checked or 'unknown age'})"
     if own and not fitting:
         most = max(limit.max_nodes or 0 for limit in own)
-        return (f"{of_site} gives {_queue(own[0])} at most {most} nodes, and hardware.num_nodes={nodes}.",)
+        return (f"{of_site} gives {_queue(own[0])} at most {most} nodes, but hardware.num_nodes={nodes}.",)
     tight = min(fitting, key=lambda limit: limit.max_time_min, default=None)
     if tight is None or hardware.time_limit_min <= tight.max_time_min:
         return ()
     sizes = f" for {tight.min_nodes} to {tight.max_nodes} nodes" if tight.max_nodes is not None else ""
     return (
-        f"{of_site} gives {_queue(tight)} at most {tight.max_time_min} minutes{sizes}, and "
+        f"{of_site} gives {_queue(tight)} at most {tight.max_time_min} minutes{sizes}, but "
         f"hardware.time_limit_min={hardware.time_limit_min}. Use hardware.time_limit_min={tight.max_time_min}: a "
         "longer run is requeued and continues.",
     )

@@ -1,4 +1,4 @@
-"""Rules of `data/` and `task/`: the files that are named, what goes with data and loss, and names of metrics."""
+"""Rules of `data/` and `task/`: named files, combinations of data and loss, and names of metrics."""
 
 from __future__ import annotations
 

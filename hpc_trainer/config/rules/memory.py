@@ -1,4 +1,4 @@
-"""GPU memory of a training from sizes alone: a lower bound of what `plan --memory` estimates, and ways to save some."""
+"""GPU memory of a training from sizes alone: a lower bound of the estimate of `plan --memory`, and ways to save it."""
 
 from __future__ import annotations
 

@@ -328,7 +328,7 @@ def with_schedule(schedule: ScheduleConfig) -> ScheduleConfig:
 
 
 def _cycled(optim: OptimConfig) -> Iterator[str]:
-    """Yield each momentum that one_cycle overrules; 0 means none, and stays 0."""
+    """Yield each momentum that one_cycle replaces; a momentum of 0 stays 0."""
     fresh = type(optim)()
     for key in ("momentum", "betas"):
         value = getattr(optim, key, None)

@@ -157,7 +157,7 @@ def _heads(model: ModelConfig) -> Iterator[str]:
 
 
 def _patches(model: ModelConfig, data: DataConfig) -> Iterator[str]:
-    """Yield the problem with the patches, if the configuration gives the size of images."""
+    """Yield the problem with `model.patch_size`, if the configuration gives the size of images."""
     side = _DIGIT_PIXELS if isinstance(data, DigitsConfig) else getattr(data, "image_size", None)
     if isinstance(model, VitConfig) and isinstance(side, int) and side >= 1 and model.patch_size >= 1:
         problem = model.patch_problem(side, side)

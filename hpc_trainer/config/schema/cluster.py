@@ -55,7 +55,7 @@ class HardwareConfig:
     gpus_per_node: int = key(0, ALWAYS, COUNTS, SCHEDULE, limits="0 to 2,147,483,647")
     """GPUs a node, one rank for each; 0: CPUs only."""
     tasks_per_node: int | None = key(None, ALWAYS, COUNTS, SCHEDULE, limits="1 to 2,147,483,647")
-    """Ranks a node. null: one for each GPU, or 1 without GPUs."""
+    """Ranks on each node. null: one for each GPU, or 1 without GPUs."""
     cpus_per_gpu: int | None = key(None, RULED, COUNTS, SCHEDULE, limits="1 to 2,147,483,647")
     """CPU cores for each GPU's rank. Only with gpus_per_node > 0."""
     cpus_per_task: int | None = key(None, RULED, COUNTS, SCHEDULE, limits="1 to 2,147,483,647")
@@ -280,8 +280,8 @@ class ClusterConfig:
     """Least share of allocated time that training must get in attempts that the time limit ends. A run stops for good
     (exit 76) if its newest attempts of this kind, three or cluster.max_no_progress, are below; 0: no bound."""
     stop_after_alike: int = key(0, ALWAYS, limits="≥ 0")
-    """Number of runs of a sweep that fail alike, before any has completed, after which a failing run holds what waits
-    (docs/control.md). 0: nothing is held."""
+    """Number of runs of a sweep that fail alike, before any has completed, after which a failing run holds the waiting
+    runs (docs/control.md). 0: nothing is held."""
     site: SiteConfig = section(SiteConfig)
     """Facts about the site, with their sources."""
 
@@ -290,7 +290,7 @@ class ClusterConfig:
 class BudgetConfig:
     max_gpu_hours: float | None = key(None, ALWAYS, limits="> 0")
     """Most GPU-hours of all runs that wait or work, each counted once with its full time limit; null: no bound. If it
-    is set, new runs must also fit into what `cluster.account` has left, where Slurm's `sshare` tells it."""
+    is set, new runs must also fit into what `cluster.account` has left, if Slurm's `sshare` reports it."""
     max_jobs: int | None = key(None, ALWAYS, limits="≥ 1")
     """Most runs of the grid that may wait or work at once; null: no bound."""
 

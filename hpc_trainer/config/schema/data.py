@@ -61,7 +61,7 @@ class DataConfig:
         return ()
 
     def check(self, targets: TargetKind) -> None:
-        """Check the files as far as their headers tell, for targets that are read as `targets` says.
+        """Check the files as far as their headers allow, for targets of the type `targets`.
 
         Raises:
             ConfigError: a key is wrong, or does not fit the file.
@@ -69,7 +69,7 @@ class DataConfig:
         """
 
     def model_facts(self) -> dict[str, Any]:
-        """Return the facts on which a model depends, as far as keys and small files tell.
+        """Return the facts on which a model depends, as far as keys and small files give them.
 
         The names are shape, num_classes, classes and tokenizer.
         """

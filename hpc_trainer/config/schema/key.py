@@ -54,8 +54,8 @@ class Effect(str, enum.Enum):
 ALWAYS: tuple[str, ...] | None = ()
 """Needs of a key that has an effect whatever else is chosen."""
 RULED: tuple[str, ...] | None = None
-"""Needs of a key for which `only_with` cannot say when it has an effect. A row of the table of what goes with what
-refuses it elsewhere (`config/table/declarations.py`), or a rule of its section's values."""
+"""Needs of a key for which `only_with` cannot say when it has an effect. A row of the table of combinations refuses it
+elsewhere (`config/table/declarations.py`), or a rule of its section's values."""
 COUNTS, ONCE_SET, APART = Identity.counts, Identity.once_set, Identity.apart
 SAFE, SCHEDULE, INCOMPATIBLE = Effect.safe, Effect.schedule, Effect.incompatible
 
@@ -130,7 +130,7 @@ class Declared(NamedTuple):
     """Dataclass that declares the field."""
     field: dataclasses.Field[Any]
     key: Key
-    """Metadata; what the field leaves open is filled in from its section."""
+    """Metadata; values that the field leaves open are those of its section."""
 
     section: Any
     """Dataclass that the field holds; None for a key."""
@@ -171,7 +171,7 @@ def declared_keys(
 
 
 def _filled_in(own: Key, above: Key | None) -> Key:
-    """Return the metadata of a key, with what it leaves open as its section declares."""
+    """Return the metadata of a key; values that it leaves open are those of its section."""
     if above is None:
         return own
     return dataclasses.replace(

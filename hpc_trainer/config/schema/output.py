@@ -65,12 +65,12 @@ def best_is_max(checkpoint: CheckpointConfig) -> bool:
 
 
 def is_best_small(checkpoint: CheckpointConfig, metric: str) -> bool:
-    """Return True if the smallest value of a metric is the best: `best_mode` tells for `keep_best`, else the name."""
+    """Return True if small values of a metric are best: `best_mode` decides for `keep_best`, the name for others."""
     return not best_is_max(checkpoint) if metric == checkpoint.keep_best else small_is_better(metric)
 
 
 USUAL_METRICS = ("eval_accuracy", "eval_loss")
-"""Metrics by which runs are compared if `checkpoint.keep_best` names none, the first that there is."""
+"""Metrics by which runs are compared if `checkpoint.keep_best` names none; the first one that the runs have is used."""
 
 
 def kept_best(checkpoint: Mapping[str, Any]) -> CheckpointConfig:
@@ -102,10 +102,10 @@ EVENTS = ("done", "failed", "stalled", "best")
 
 @dataclass(kw_only=True, slots=True)
 class NotifyConfig:
-    """`notify`: who is told of a sweep's end, its first failure, a stalled run or a new best one."""
+    """`notify`: who is notified of a sweep's end, its first failure, a stalled run or a new best one."""
 
     events: list[str] = key(["done", "failed"], only_with("notify.command", "notify.webhook_env"))
-    """Events to tell: done (all runs of the newest grid have ended), failed (the first failure), stalled (a run ended
+    """Events to report: done (all runs of the newest grid have ended), failed (the first failure), stalled (a run ended
     because it hung or did not advance), best (a completed run is better than all before)."""
     command: str | None = key(None, ALWAYS)
     """Shell command that is run on the node with the event as JSON on its standard input, and in the variables

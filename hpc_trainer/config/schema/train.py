@@ -103,7 +103,8 @@ class LoopConfig:
     main: str | None = key(None, ALWAYS, ONCE_SET, INCOMPATIBLE)
     """Dotted name of your own `main(config, run)`, trusted by --trust (docs/own_loop.md); null: the shared loop."""
     command: str | None = key(None, ALWAYS, ONCE_SET, INCOMPATIBLE, in_graph=False)
-    """Program of your own in place of a training of ours (docs/any_program.md), as `python train.py --lr {params.lr}
+    """Program of your own that runs in place of a training of hpc_trainer (docs/any_program.md), as `python train.py
+    --lr {params.lr}
     --out {run.dir}`: words with placeholders, no shell. `submit --command` sets it."""
     command_per: CommandPer = key(CommandPer.rank, only_with("train.command"), ONCE_SET, INCOMPATIBLE, in_graph=False)
     """rank: the program is started once for each rank, that is for each GPU. node: once for each node, with all its
@@ -399,4 +400,4 @@ class TrainConfig:
     budget: BudgetConfig = section(BudgetConfig, APART, SAFE, in_graph=False)
     pool: PoolConfig = section(PoolConfig, APART, SAFE, in_graph=False)
     trust: list[str] = key([], ALWAYS, APART, SAFE, in_graph=False)
-    """Module prefixes that `_target_` and `train.main` may name, besides ours and torch (`--trust`)."""
+    """Module prefixes that `_target_` and `train.main` may name, besides hpc_trainer and torch (`--trust`)."""

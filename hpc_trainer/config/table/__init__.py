@@ -1,1 +1,1 @@
-"""The table of what goes with what: choices, rows, declarations, and the page of the docs."""
+"""The table of combinations that are refused or allowed: choices, rows, declarations, and the page of the docs."""

@@ -1,8 +1,8 @@
-"""The table of what goes with what: every declaration, and the rows that a configuration breaks.
+"""The table of combinations that are refused or allowed: every declaration, and the rows that a configuration breaks.
 
 Refusals at plan time, the matrix in the docs and the test that walks all pairs come from this table. The layer of
-configurations is below that of features. So features are found by their folders' names and in the registry of domains,
-here only.
+configurations is below that of features. So this module alone finds features, by their folders' names and in the
+registry of domains.
 """
 
 from __future__ import annotations

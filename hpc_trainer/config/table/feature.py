@@ -97,20 +97,20 @@ def later(module: str, name: str) -> Callable[..., Any]:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table of what goes with what: a choice, and the reason in a clause without a full stop."""
+    """Row of the table of combinations: a choice, and the reason as a clause without a full stop."""
 
     choice: str | Callable[[], str]
     """Choice in the syntax of `config/table/choice.py`; a function if it follows from all models or data sets, which
     are not known yet when a feature is declared."""
     why: str
     when: str = ""
-    """Choice of the feature's own without which the row does not count: `parallel.comm_hook=powersgd`."""
+    """Choice of the feature to which the row is limited, such as `parallel.comm_hook=powersgd`; "" for no limit."""
     use: str | Callable[[TrainConfig], str] = ""
     """Override to suggest, if it is not the one that turns one of the two off: `train.recompute=full`."""
 
     @property
     def what(self) -> str:
-        """Choice as text."""
+        """The choice as text."""
         return self.choice if isinstance(self.choice, str) else self.choice()
 
 
@@ -151,12 +151,14 @@ class Feature:
     problems_if_off: Callable[[TrainConfig], Iterator[str]] = _no_rules
     """Rules of values that are wrong although they leave the feature off; called if it is off."""
     fill: Callable[[TrainConfig, Memo], None] = _nothing
-    """Fills in what follows from the feature's own values, in a configuration that has no problems and the feature on.
+    """Fills in values that follow from those of the feature, in a configuration without problems and with the feature
+    on.
     It works on copies of sections, once for points that share a section. It may read files, and raises ConfigError."""
     logs: tuple[str, ...] = ()
     """Metrics of steps that its ability adds (`Ability.logged`): checkpoint.keep_best may name them."""
     rank_half: str = ""
-    """Module with `ABILITY`, what the feature does to a run; filled in as the file of the folder's name in the folder,
+    """Module with `ABILITY`, the hooks of the feature in a run; filled in as the file of the folder's name in the
+    folder,
     unless the feature names another. A domain names its own."""
     num_threads: int | None = None
     """Threads of each rank, if the feature depends on their number; None for as many as the rank has cores."""

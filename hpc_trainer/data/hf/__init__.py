@@ -174,7 +174,7 @@ def _split_folder(path: Path, key: str, split: str) -> Path:
             "Check the path, on every node."
         )
     if key == "eval_split":
-        raise ConfigError(f"data.eval_split={split}: {path} is one split by itself. Use data.eval_split=null.")
+        raise ConfigError(f"data.eval_split={split}: {path} is a single split. Use data.eval_split=null.")
     return path
 
 

@@ -220,7 +220,7 @@ class HfDataset:
     def _tokens(self, rows: list[int]) -> tuple[Tensor, Tensor]:
         """Return inputs and targets from rows that are cut after seq_len + 1 tokens.
 
-        Shorter rows are padded with token 0, and with targets that count nothing.
+        Shorter rows are padded with token 0, and with targets that do not count.
         """
         name, (seq_len,) = self._parts.input.name, self.input_shape
         inputs = np.zeros((len(rows), seq_len), dtype=np.int64)

@@ -225,8 +225,8 @@ class Images:
         except BrokenPictureError as error:
             if self._config.on_broken is OnBroken.refuse:
                 raise BrokenPictureError(
-                    f"{error}. Fix: restore or remove the file (hpc-trainer data check names all such files), or let "
-                    "another picture stand in for it: data.on_broken=skip."
+                    f"{error}. Fix: restore or remove the file (hpc-trainer data check names all such files), or have "
+                    "another picture replace it: data.on_broken=skip."
                 ) from error
             return self._stand_in(row, error)
 
@@ -247,7 +247,7 @@ class Images:
             self._stand_ins[row] = other
             # No warning, because a user may turn warnings into errors. Standard error is the rank's log.
             sys.stderr.write(
-                f"data.on_broken=skip: {error}. {name_of(*self._source.place(other))} stands in for it, in each epoch; "
+                f"data.on_broken=skip: {error}. {name_of(*self._source.place(other))} replaces it in each epoch; "
                 f"so far this process has found {len(self._stand_ins)} broken picture(s) of {len(self)}.\n"
             )
             sys.stderr.flush()

@@ -176,7 +176,7 @@ def read_index(folder: Path) -> ShardIndex:
     if about is None:
         shard_paths(folder)  # raises the error of the folder, if the folder is wrong
         raise DataError(
-            f"{folder} holds tars and no {ABOUT}. Samples are read by their offset, which the index knows. Fix: write "
+            f"{folder} holds tars and no {ABOUT}. Samples are read by their offset, which the index holds. Fix: write "
             f"it once with: hpc-trainer data index {folder}"
         )
     if about.get("version") != VERSION:

@@ -155,7 +155,7 @@ class ImageMaker:
 
 
 def _key(name: str) -> str:
-    """Return a sample's unique key in a shard: it shows the file's name, and has no dot, where readers would cut."""
+    """Return a sample's unique key in a shard: the file's name without dots, at which readers would cut."""
     label, _, rest = name.rpartition("/")
     plain = [re.sub(r"[^A-Za-z0-9_-]+", "_", text) for text in (label, os.path.splitext(rest)[0])]  # noqa: PTH122
     digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:12]
@@ -355,7 +355,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _attributes(entry: os.DirEntry[str]) -> os.stat_result:
-    """Return the attributes of an entry, or of the link itself if it leads nowhere: such a picture is broken."""
+    """Return the attributes of an entry, or of the link itself if its target is missing: such a picture is broken."""
     try:
         return entry.stat()
     except OSError:
@@ -386,7 +386,7 @@ def _per_shard(maker: ImageMaker, parts: Mapping[str, Sequence[str]], options: I
 
 
 def _pieces(parts: Mapping[str, Sequence[str]], labels: Mapping[str, int], per_shard: int) -> Iterator[Piece]:
-    """Yield pieces of even length, so that no shard is nearly empty."""
+    """Yield pieces of equal length, so that no shard is nearly empty."""
     for part, names in parts.items():
         number = math.ceil(len(names) / per_shard)
         for index in range(number):

@@ -44,7 +44,7 @@ class Maker(Protocol):
 
 
 def over_processes(maker: Maker, pieces: Sequence[Piece], num_workers: int, tell: Tell) -> Iterator[Piece]:
-    """Make all pieces, `num_workers` at a time, and yield each complete piece. One worker is this process itself.
+    """Make all pieces, `num_workers` at a time (1: in this process), and yield each complete piece.
 
     Args:
         maker: makes one piece.

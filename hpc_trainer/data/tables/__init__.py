@@ -162,7 +162,7 @@ def choose_columns(data: TableConfig, kind: TargetKind, path: Path, head: Head) 
     if kind is TargetKind.labels or (is_text and kind is not TargetKind.classes):
         reason = f"is {kinds[data.target][1]}" if is_text else "is one column"
         raise ConfigError(
-            f"data.target={data.target} {reason} in {path}, and the task takes others. Use task=classification."
+            f"data.target={data.target} {reason} in {path}, which this task cannot predict. Use task=classification."
         )
     return Columns(data.target, is_text, list(numeric), list(categorical))
 

@@ -199,7 +199,7 @@ class Source(NamedTuple):
 
 
 def find_sources(data: TokensConfig, split: Literal["train", "eval"]) -> list[Source]:
-    """Return the sources of a split in the order of their paths, the only order that a run's identity knows.
+    """Return the sources of a split in the order of their paths, which is the order in a run's identity.
 
     Raises:
         ConfigError: no source is named or too many are, tokenizers differ, or a part has no window.

@@ -144,7 +144,7 @@ def _problems(config: TrainConfig) -> Iterator[str]:
 
 
 def _side(config: TrainConfig) -> int | None:
-    """Return the side of loaded images in pixels; None if the configuration does not tell."""
+    """Return the side of loaded images in pixels; None if the configuration does not say."""
     side = 8 if isinstance(config.data, DigitsConfig) else getattr(config.data, "image_size", None)
     return side if isinstance(side, int) else None
 

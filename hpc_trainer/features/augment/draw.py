@@ -288,7 +288,7 @@ def _add_crop(config: AugmentConfig, u: Numbers, shape: Shape, build: Builder, e
 def _boxes(
     u: Numbers, height: int, width: int, area: tuple[float, float], log_aspect: tuple[float, float]
 ) -> tuple[Numbers, NDArray[np.bool_]]:
-    """Return (the first drawn box that fits, [n, 4], its place still 0; True for rows where a box fits)."""
+    """Return (the first drawn box that fits, [n, 4], at place 0; True for rows where a box fits)."""
     areas = height * width * (area[0] + (area[1] - area[0]) * u[:, :_TRIES])
     aspects = np.exp(log_aspect[0] + (log_aspect[1] - log_aspect[0]) * u[:, _TRIES : 2 * _TRIES])
     widths, heights = np.rint(np.sqrt(areas * aspects)), np.rint(np.sqrt(areas / aspects))

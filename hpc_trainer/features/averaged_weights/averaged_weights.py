@@ -106,7 +106,8 @@ class AveragedWeights(nn.Module):
 def _pairing(model: nn.Module, outline: nn.Module) -> Callable[[], list[tuple[torch.Tensor, torch.Tensor]]]:
     """Return a function that lists (the model's tensor, that of `outline`) for each local weight and buffer.
 
-    It is a function, not lists of a module: `verify resume` looks into those, and these tensors are the model's.
+    The result is a function, not lists in a module: `verify resume` looks into such lists, but the tensors are the
+    model's.
     """
     # Weights as they are now: after an evaluation FSDP shows whole ones. A step may replace a buffer by another tensor.
     weights = list(model.parameters())

@@ -1,4 +1,4 @@
-"""Code that torch.compile made, cached in the sweep's folder: its first run compiles, other runs and restarts read.
+"""Code that torch.compile made, cached in the sweep's folder: its first run compiles, later ones read.
 
 torch caches in a folder (TORCHINDUCTOR_CACHE_DIR). Here each rank has its own such folder, in the node's temporary
 files: many nodes in one folder on a shared file system race, and lose (docs/decisions/0017-compile-cache.md). Before

@@ -1,4 +1,4 @@
-"""`optim=custom`: a user's optimizer, tried on small sharded weights first, whose bad steps change nothing."""
+"""`optim=custom`: a user's optimizer; it is first tried on small sharded weights, and its bad steps are undone."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _refusal(config: CustomOptimConfig, error: Exception) -> ConfigError:
 
 
 def _check(config: CustomOptimConfig, built: Any) -> None:
-    """Check what `_target_` has built.
+    """Check the object that `_target_` has built.
 
     Raises:
         ConfigError: it is not an optimizer, its steps need a closure, or it lacks the weight decay that is configured.
@@ -324,7 +324,7 @@ def _is_alike(now: Any, value: torch.Tensor) -> bool:
 
 @torch.no_grad()
 def _choose(bad: torch.Tensor, was: torch.Tensor, now: torch.Tensor) -> None:
-    """Overwrite `now` with `was` if `bad` is true. The host reads nothing, and a NaN of `now` is gone."""
+    """Overwrite `now` with `was` if `bad` is true. The host reads nothing, and a NaN in `now` is overwritten."""
     part = local_tensor(now)
     torch.where(bad, was, part, out=part)
 

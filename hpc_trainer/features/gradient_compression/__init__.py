@@ -1,4 +1,4 @@
-"""`parallel.comm_hook`: gradients travel in fewer bytes."""
+"""`parallel.comm_hook`: gradients are sent in fewer bytes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class Keys:
     """Columns of the two matrices: more columns are more exact, and take more bytes. Usually 1 to 4 (Vogels et al.
     2019)."""
     powersgd_start_step: int = key(1000, _POWERSGD, ONCE_SET, SCHEDULE, limits="≥ 2")
-    """First steps, in which whole gradients are sent: early training is sensitive to errors. torch's rule: a tenth of
+    """Number of first steps in which whole gradients are sent: early training is sensitive to errors. torch's rule: a
+    tenth of
     the run."""
     powersgd_error_feedback: bool = key(True, _POWERSGD, ONCE_SET, INCOMPATIBLE)
     """The part of a gradient that was not sent is added to the next step's gradient. This takes the memory of the

@@ -136,7 +136,7 @@ def _read(model: HfConfig) -> Mapping[str, Any]:
 
 
 def _check_data(architecture: str, kind: Kind, data: DataConfig) -> None:
-    """Raise ConfigError if the data do not fit the kind of model, as far as the configuration says what they are."""
+    """Raise ConfigError if the data do not fit the kind of model, as far as the configuration describes them."""
     has_images = isinstance(data, DigitsConfig) or hasattr(data, "image_size")
     has_tokens = data.vocabulary() is not None
     if kind is Kind.image_classification and has_tokens:

@@ -23,7 +23,7 @@ from hpc_trainer.training.parallel.fully_sharded import bytes_gathered
 
 class InBackwardAbility(Ability):
     def around_optimizer(self, recipe: Recipe, model: nn.Module, building: Building) -> Recipe:
-        """Move the optimizer's step into the backward pass; an estimate takes the step by itself."""
+        """Move the optimizer's step into the backward pass; an estimate takes the step separately."""
         return recipe if building.run is None else recipe.then(step_in_backward)
 
     def memory(self, held: RankMemory, building: Building) -> None:

@@ -75,7 +75,7 @@ def pattern_problems(config: InitFromConfig) -> Iterator[str]:
     for name in ("include", "exclude"):
         for pattern in getattr(config, name):
             if not pattern.strip():
-                yield f"init_from.{name} holds {pattern!r}: names of weights, as 'head.*'. Leave it out."
+                yield f"init_from.{name} holds {pattern!r}, but takes names of weights, as 'head.*'. Leave it out."
     for there, here in config.rename.items():
         if there.count("*") != here.count("*") or not there or not here:
             yield (

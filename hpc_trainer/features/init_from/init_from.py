@@ -163,13 +163,13 @@ def _problems(
         yield (
             f"{where} has no {listed(missing)}, and the model has"
             + (f"; the model has no {listed(unused)}" if unused else "")
-            + f". Rename them (init_from.rename), or let them begin anew: init_from.exclude={parents(missing)[:5]}."
+            + f". Rename them (init_from.rename), or initialise them anew: init_from.exclude={parents(missing)[:5]}."
         )
     other = [name for name in wanted if name in there and not _fits(here[name], there[name])]
     if other:
         forms = [f"{name} {_form(there[name])} and not {_form(here[name])}" for name in other]
         yield (
-            f"{where} has other shapes than the model: {listed(forms)}. Let them begin anew: "
+            f"{where} has other shapes than the model: {listed(forms)}. Initialise them anew: "
             f"init_from.exclude={parents(other)[:5]}, or choose the model that they belong to."
         )
 

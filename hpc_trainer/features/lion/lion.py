@@ -1,4 +1,4 @@
-"""Lion (Chen et al. 2023, arXiv 2302.06675) in place of the optimizers that the core knows; torch has none."""
+"""Lion (Chen et al. 2023, arXiv 2302.06675), an optimizer that torch does not have."""
 
 from __future__ import annotations
 

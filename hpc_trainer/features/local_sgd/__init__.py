@@ -1,4 +1,4 @@
-"""`parallel.sync=post_local_sgd`, `diloco`: ranks step alone and meet at intervals."""
+"""`parallel.sync=post_local_sgd`, `diloco`: ranks step alone and synchronise at intervals."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Keys:
 
 
 def _problems(config: TrainConfig) -> Iterator[str]:
-    """Yield intervals that miss meetings: only at meetings all ranks have the same weights."""
+    """Yield intervals that miss synchronisations: only then do all ranks have the same weights."""
     parallel, train = config.parallel, config.train
     every, allowed = parallel.sync_every_steps, ""
     if every < 1:

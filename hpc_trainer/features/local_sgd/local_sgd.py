@@ -1,4 +1,4 @@
-"""Ranks that step alone and meet at intervals: post-local SGD and DiLoCo, and which state belongs to each rank."""
+"""Ranks that step alone and synchronise at intervals (post-local SGD, DiLoCo), and the state of each rank."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _MESSAGE = 25 << 20
 
 @dataclass(slots=True, kw_only=True)
 class RoundStepper(Stepper):
-    """Stepper of DDP for the first `warmup_steps`, then of each rank alone, with a meeting every `every_steps`.
+    """Stepper of DDP for the first `warmup_steps`, then of each rank alone, with a synchronisation every `every_steps`.
 
-    The last of `num_steps` steps ends with a meeting, however long that round was.
+    The last of `num_steps` steps ends with a synchronisation, however long that round was.
     """
 
     group: RankGroup
@@ -76,7 +76,7 @@ class RoundStepper(Stepper):
 
 
 class OuterOptimizer:
-    """DiLoCo's outer optimizer: weights of the last meeting, and momenta of a Nesterov SGD; alike on all ranks.
+    """DiLoCo's outer optimizer: weights of the last synchronisation, and momenta of a Nesterov SGD; alike on all ranks.
 
     It takes twice the memory of the trained weights. `lr` > 0, `momentum` in [0, 1).
     """
@@ -95,7 +95,7 @@ class OuterOptimizer:
                 self._momenta[name] = self._momenta[name].to(weight.device)
 
     def step(self, model: nn.Module) -> None:
-        """Take the mean of all ranks' weights from `model`, and leave the next round's weights there."""
+        """Read the mean of all ranks' weights from `model`, and replace it by the next round's weights."""
         weights = {name: weight.detach() for name, weight in _trained(model).items()}
         for name, weight in weights.items():
             # SGD's gradient points from the mean back to where the round began. It is in the memory of the weight.
@@ -137,12 +137,12 @@ class LateVote(StopVote):
         self._late = LateFlag()
 
     def cast(self, wish: bool) -> torch.Tensor | None:
-        """Keep the wish for `count`; return None, as the loss carries no vote."""
+        """Store the vote for `count`; return None, as the loss carries no vote."""
         self._mine = wish
         return None
 
     def count(self) -> bool:
-        """Return True if any rank wished to stop in the previous step, or in this first step. Collective."""
+        """Return True if any rank voted to stop in the previous step, or in this first step. Collective."""
         flag = torch.full((), float(self._mine), device=self._group.device)
         sent = flag, dist.all_reduce(flag, async_op=True)
         (sum_of_flags, work), self._on_its_way = self._on_its_way or sent, sent

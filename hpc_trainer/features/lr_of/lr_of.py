@@ -16,7 +16,7 @@ class LrOfAbility(Ability):
     _factors: dict[str, float]
     """Learning-rate multiplier by weight name, in the whole model; 1 if a name is absent."""
     _all: list[float]
-    """Multipliers that occur in the whole model: each stage has groups of all, empty or not."""
+    """Multipliers that occur in the whole model: each stage has a group for each of them, empty or not."""
 
     def see_whole(self, model: nn.Module, building: Building) -> None:
         decay = self.config.optim.layer_decay

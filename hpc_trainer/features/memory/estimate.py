@@ -213,7 +213,7 @@ class MemoryEstimate:
     all weights without reshard_after_forward."""
     checkpoint: int
     update: int = 0
-    """Bytes that the optimizer's step allocates besides (Muon's matrices; copies that undo a bad step).
+    """Bytes that the optimizer's step allocates in addition (Muon's matrices; copies that undo a bad step).
     Only what exceeds activations and gathered weights counts, as these are freed by then."""
     communication: int = 0
     """Buffers that ranks keep for communication: PowerSGD's errors, compressed gradients, DiLoCo's weights and

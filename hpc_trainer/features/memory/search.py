@@ -395,7 +395,7 @@ class Trials:
         return inputs, targets
 
     def _one_sample(self) -> Any:
-        """Return one sample as the loader would yield it, augmented if it is."""
+        """Return one sample as the loader would yield it, with augmentation if the run uses any."""
         train, run = self.config.train, self.run
         if getattr(self.dataset, "stream", None) is not None:
             return self.dataset.__getitems__(range(1))

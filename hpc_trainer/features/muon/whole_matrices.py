@@ -67,7 +67,7 @@ class _Message:
 class _Route:
     """Messages that this rank sends and receives.
 
-    Shards leave in `out` and arrive in `together`; results leave in `back` and arrive in `home`.
+    Shards are sent in `out` and received in `together`; results are sent in `back` and received in `home`.
     """
 
     out: _Message

@@ -42,7 +42,7 @@ def _problems(config: TrainConfig) -> Iterator[str]:
 
 
 def _micro_batches(config: TrainConfig) -> Iterator[str]:
-    """Yield a problem if 1f1b has fewer micro-batches than stages: it fills all stages before the first goes back."""
+    """Yield a problem if 1f1b has fewer micro-batches than stages: it fills all stages before a backward pass."""
     parallel, train = config.parallel, config.train
     parts, stages = num_parts(train, config.hardware, parallel), parallel.pipeline_parallel
     total, given = whole_batch(train, config.hardware, parallel), train.given_micro_batch_size

@@ -167,7 +167,7 @@ def cut(costs: Sequence[float], num_stages: int) -> list[range]:
 
 
 def keep(model: nn.Module, stage: Stage) -> None:
-    """Remove from `model` what `stage` does not need, in place; names stay as they are."""
+    """Remove the modules that `stage` does not need from `model`, in place; names stay unchanged."""
     needed = {name for part in stage.parts for name in part.needs}
     _drop(model, "", needed)
 

@@ -54,7 +54,7 @@ def _num_in_flight(config: TrainConfig, stage: Stage) -> int:
 
 
 class _StageLoss(nn.Module):
-    """Scalar to go back from: the loss on the last stage, the sum of the outputs on others."""
+    """Scalar from which backward starts: the loss on the last stage, the sum of the outputs on others."""
 
     def __init__(self, model: nn.Module, task: PairTask) -> None:
         super().__init__()

@@ -106,7 +106,7 @@ class Masks:
         self.weights = dict(weights)
         self.pruned = {name: torch.zeros_like(weight.detach(), dtype=torch.bool) for name, weight in weights.items()}
         self.share = 0.0
-        """The largest share that was asked for: what is zero stays zero, also if the schedule has changed."""
+        """Largest share requested so far: zero elements stay zero, even if the schedule has changed."""
         self.sparsity = 0.0
         """The share that is zero, 0 to 1; of channels if channels are pruned."""
         self._others: dict[str, torch.Tensor] = {}
@@ -291,9 +291,9 @@ def sizes_of(group: Group, weights: Mapping[str, torch.Tensor], pruned: Mapping[
 
 
 def smallest_units(sizes: Sequence[torch.Tensor], share: float, *, together: bool) -> list[torch.Tensor]:
-    """Return the units of each group that go, bool [units]; one unit of each group always stays.
+    """Return the units of each group to remove, bool [units]; one unit of each group always stays.
 
-    `share` is that of each group, or of all groups `together`. Of equal units the first go.
+    `share` is that of each group, or of all groups `together`. Of equal units the first are removed.
     """
     if not together:
         return [_smallest(size, min(round(share * len(size)), len(size) - 1)) for size in sizes]
@@ -332,7 +332,7 @@ def pruned(model: nn.Module, prune: PruneConfig) -> nn.Module:
     The smallest weights become zero all at once.
 
     Raises:
-        ConfigError: the model has nothing to prune so.
+        ConfigError: the model has nothing to prune in this way.
     """
     made = copy.deepcopy(model).requires_grad_(True)
     groups: list[NamedGroup] = []

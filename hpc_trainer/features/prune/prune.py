@@ -69,7 +69,7 @@ class PruneAbility(Ability):
             self._choose(step)
 
     def check(self, step: int) -> None:
-        """Prune in one shot before the first step; also if the run went back to there."""
+        """Prune once before the first step, and again if the run went back to that step."""
         if step == 0 and is_due(self.config, 0) and self._masks.share == 0:
             self._choose(0)
 

@@ -167,7 +167,7 @@ class QatAbility(Ability):
         self._model = state.model
 
     def check(self, step: int) -> None:
-        """Turn rounding on or off by the step alone, which is right after a start and a GoBackError too."""
+        """Turn rounding on or off by the step alone, so that it is right after a start or a GoBackError too."""
         wanted = step >= self.config.qat.start_step
         if wanted is not self._is_rounding:
             turn_rounding(self._model, on=wanted)

@@ -23,7 +23,7 @@ KEPT = frozenset((
     _ATEN._scaled_dot_product_flash_attention.default, _ATEN._scaled_dot_product_efficient_attention.default,
     _ATEN._scaled_dot_product_cudnn_attention.default, _ATEN._scaled_dot_product_flash_attention_for_cpu.default,
 ))  # fmt: skip
-"""Operations whose results `selective` keeps: much to compute, little to keep."""
+"""Operations whose results `selective` keeps: expensive to compute, and small to keep."""
 
 
 def recompute_blocks(model: nn.Module, mode: Recompute) -> None:

@@ -8,7 +8,7 @@ from hpc_trainer.training.ability import Ability, Building
 
 class RecomputeBudgetAbility(Ability):
     def memory(self, held: RankMemory, building: Building) -> None:
-        """Reduce what a pass keeps to the budget, which is the share that the compiler keeps."""
+        """Reduce the memory that a pass keeps to the budget, which is the share that the compiler keeps."""
         again = int(held.kept * (1 - self.config.train.recompute_budget))
         held.kept, held.peak, held.growing = held.kept - again, held.peak - again, held.growing - again
 

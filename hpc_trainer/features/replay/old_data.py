@@ -1,6 +1,6 @@
 """Data that are replayed: those of the run that `init_from` names, by its frozen spec, and those that it replayed.
 
-No torch, since `plan` asks. What only the built data show (`mixed.py`), the run itself checks before its first step.
+No torch, since `plan` asks. The run itself checks the built data before its first step (`replay.py`).
 """
 
 from __future__ import annotations

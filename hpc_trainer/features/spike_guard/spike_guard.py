@@ -61,7 +61,7 @@ class SpikeGuard(StepGuard):
         self.offset = 0
 
     def see(self, grad_norm: torch.Tensor, step: int = 0) -> bool | torch.Tensor:
-        """Return what `StepGuard.see` returns, and true for a norm (a scalar) above `spike_factor` times the usual."""
+        """Return True as `StepGuard.see` does, and for a norm (a scalar) above `spike_factor` times the usual."""
         super().see(grad_norm, step)
         norm = grad_norm.detach().float()
         if self._norms.device != norm.device:
@@ -123,7 +123,7 @@ class SpikeGuard(StepGuard):
         return (new, int(self._last)) if new > 0 and self._config.on_spike is OnSpike.skip else None
 
     def check(self, step: int, scaler: torch.amp.GradScaler) -> None:
-        """Raise DivergedError for what ends the run: the cases of StepGuard, and spikes. Waits for the device."""
+        """Raise DivergedError in the cases of StepGuard, and for spikes that end the run. Waits for the device."""
         if self._config.on_divergence is not OnDivergence.rollback:
             super().check(step, scaler)
         if self._config.on_spike is OnSpike.stop and self.trouble is not None:

@@ -1,7 +1,7 @@
 """Weights in bf16 alone: updates are computed in fp32 and rounded stochastically (Gupta et al. 2015, arXiv 1502.02551).
 
 A bf16 number has 8 bits of mantissa. Rounding to the nearest loses an update that is smaller than half of the last bit,
-and training stops to learn. If the probability of rounding up is the remainder, the update counts in the mean.
+and the model stops learning. If the probability of rounding up is the remainder, the update counts in the mean.
 
 A step takes the weights in pieces: it copies them and their gradients to fp32, has the optimizer's own kernels update
 the copies with moments in fp32, and rounds the copies back. The random bits are a function of the seed, the step, the
@@ -106,7 +106,7 @@ def _wide_copy(weight: torch.Tensor) -> torch.Tensor:
 
 
 def _hand_over(state: dict[Any, Any], owners: list[torch.Tensor], heirs: list[torch.Tensor]) -> None:
-    """Move the moments of each of `owners`, if there are any, to its heir."""
+    """Move the moments of each weight in `owners`, if there are any, to the weight at its index in `heirs`."""
     for owner, heir in zip(owners, heirs, strict=True):
         if owner in state:
             state[heir] = state.pop(owner)

@@ -4,11 +4,11 @@ A model that can be sharded has a method
 
     def tensor_parallel_plan(self) -> dict[str, torch.distributed.tensor.parallel.ParallelStyle]
 
-which says for each layer, by its name or a pattern as `blocks.*.mlp_in`, how it is cut: what torch's
+which says for each layer, by its name or a pattern as `blocks.*.mlp_in`, how it is cut, in the form that torch's
 `parallelize_module` takes. Between layers that it names, activations are plain tensors, whole and alike on all
 tensor-parallel ranks. Layers that it does not name are copied.
 
-On a mesh no rank's gradient norm is the whole: clipping and overflow are agreed upon here too.
+On a mesh no rank has the whole gradient norm: here ranks also agree on clipping and overflow.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ if TYPE_CHECKING:
 def clip_grad_norm(weights: Sequence[nn.Parameter], counted: Sequence[bool], max_norm: float | None) -> torch.Tensor:
     """Scale the gradients down to `max_norm`; return their L2 norm before. Collective: one all-reduce of one number.
 
-    None for `max_norm` leaves the gradients. The norm is a plain scalar, with the same bits on all ranks. torch's
-    clip_grad_norm_ takes one mesh. It fetches one by one each norm that is placed otherwise than the first.
+    With `max_norm` None the gradients are not changed. The norm is a plain scalar, with the same bits on all ranks.
+    torch's
+    clip_grad_norm_ takes one mesh; it fetches norms one by one if their placement differs from that of the first.
 
     Args:
         counted: `counts_here` of each weight.
@@ -176,7 +177,7 @@ def _as_plain(module: nn.Module, outputs: Any, tp: DeviceMesh) -> Any:
 
 
 def divide(model: nn.Module, plan: Mapping[str, ParallelStyle], shares: Shares, count: int) -> None:
-    """Tell `shares` which weights are in `count` shards, and by hooks what runs between divided layers."""
+    """Record in `shares` the weights that are in `count` shards, and by hooks when divided layers run."""
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
     divided = set[int]()

@@ -79,7 +79,7 @@ def store_code(paths: SweepPaths, snapshot: Snapshot) -> Path:
 
 
 def shared_code(runs_dir: Path) -> Path:
-    """Return the folder with a name of each archive in this user's sweeps under `runs_dir`, one for each mode of files.
+    """Return the folder with hard links to the archives of this user's sweeps under `runs_dir`, by mode of files.
 
     A colleague's folder of sweeps may be the same, and its files are not trusted.
     """
@@ -92,7 +92,7 @@ def _shared(paths: SweepPaths, archive: Path) -> Path:
 
 
 def _take_shared(paths: SweepPaths, archive: Path, snapshot: Snapshot) -> bool:
-    """Give an archive that another sweep has a name in this one; return False if there is no unchanged one."""
+    """Link an archive of another sweep into this one; return False if there is no unchanged one."""
     shared = _shared(paths, archive)
     try:
         if not is_there(shared):
@@ -109,7 +109,7 @@ def _take_shared(paths: SweepPaths, archive: Path, snapshot: Snapshot) -> bool:
 
 
 def _share(paths: SweepPaths, archive: Path) -> None:
-    """Give a new archive a name from which later sweeps take it. Never raises: without that name they write copies."""
+    """Link a new archive into the shared folder for later sweeps. Never raises: without the link they write copies."""
     shared = _shared(paths, archive)
     with contextlib.suppress(OSError, HpcTrainerError):
         make_folder(shared.parent)

@@ -49,7 +49,7 @@ class Rules:
     """Outputs of runs, and names that git ignores; folders end with a slash. `kept` and `git_files` add them."""
 
     def kept(self, names: Iterable[str], *, tracked: Collection[str] = (), are_folders: bool = False) -> list[str]:
-        """Return those of the files that are frozen, in the same order; those of the folders that are not left out.
+        """Return the files that are frozen, in the same order; of folders, those that are not left out.
 
         Args:
             names: paths below the root.

@@ -83,7 +83,7 @@ def manifest_digest(manifest: Mapping[str, Any]) -> str:
 
 
 def member(number: int, name: str) -> str:
-    """Return the archive's name for the `number`-th file `name`, so that other unzip programs meet no odd names."""
+    """Return the archive's name for the `number`-th file `name`, so that other unzip programs see no unusual names."""
     return f"code/{name}" if name.isascii() and name.isprintable() and "\\" not in name else f"odd-names/{number}"
 
 

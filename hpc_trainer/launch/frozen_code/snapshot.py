@@ -337,8 +337,8 @@ def _add_root(roots: dict[str, Root], package: str, location: Path, rules: Rules
     root.links = linked_names(entry, [*beside(entry, rules), *_taken(rules.not_frozen)], root.files, rules.runs_dir)
     if not _provides(root, package, real):
         raise ConfigError(
-            f"{package} is found at {location} and would not be frozen: it has no Python file, is excluded, or a link "
-            "to another name. See snapshot.exclude, or use snapshot=off."
+            f"{package} is found at {location} and would not be frozen: it has no Python file, is excluded, or is a "
+            f"link to another name. See snapshot.exclude, or use snapshot=off."
         )
     roots[root.source] = root
 

@@ -160,7 +160,7 @@ def _copy_in(place: str, name: str, files: Files) -> Path | str:
                 return folder
     except (OSError, RefusedCodeError, ValueError) as error:
         return str(error)
-    return f"{folder} does not stay"
+    return f"{folder} was removed by another process"
 
 
 def hold(folder: Path) -> bool:
@@ -374,7 +374,9 @@ def ensure_unpacked(folder: Path, files: Files, *, is_local: bool) -> Path:
             if is_local:
                 remove_old(folder.parent)
             change = find_change(folder, files)
-    raise RefusedCodeError(f"{folder / str(change)} is not what was submitted, and does not stay so")
+    raise RefusedCodeError(
+        f"{folder / str(change)} is not what was submitted, and was changed again after it was unpacked anew"
+    )
 
 
 def _unpack_anew(folder: Path, files: Files, change: str) -> None:

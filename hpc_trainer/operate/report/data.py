@@ -26,7 +26,7 @@ from hpc_trainer.record.status import RunStatus, SweepStatus, ask_ledgers, gpu_h
 from hpc_trainer.record.turns import pool_job, use_of
 
 WARMUP_STEPS = 20
-"""Steps at the start of each attempt without speed: caches, compilers and allocators are cold."""
+"""Steps at the start of each attempt that speeds leave out: caches, compilers and allocators are cold."""
 # More points would not show on a screen, and a page of 100 runs stays below 1 MB.
 POINTS_A_CURVE = 200
 # A run's lines of metrics that are parsed at most: of 500 runs with 2,000 each, all of them would take 10 s.
@@ -150,7 +150,8 @@ class ReportPart:
     ranked_by: tuple[str, bool] | None = None
     """Metric that ranks the runs, and whether smaller values are better; None leaves the choice to the page."""
     has_series: bool = False
-    """True if the hook `report_series` has what `section` shows; the interactive page then leaves the section out."""
+    """True if the hook `report_series` has the content of `section`; the interactive page then leaves the section
+    out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +187,7 @@ class Report:
     own_sections: Sequence[str] = ()
     """Sections of `sections` that the interactive page shows too; it draws the others itself."""
     kept: CheckpointConfig = field(default_factory=CheckpointConfig)
-    """How the runs choose their best checkpoint, which tells the direction of that metric."""
+    """How the runs choose their best checkpoint, which shows the direction of that metric."""
     panels: Sequence[Panel] = ()
     """Charts of the whole sweep by domains."""
     ranked_by: tuple[str, bool] | None = None
@@ -247,13 +248,13 @@ def build_report(
 
 
 def _pool_notes(status: SweepStatus) -> Iterator[str]:
-    """Yield how much of its time each place of a pool had a run."""
+    """Yield a note on each pool: the share of time for which its places had a run."""
     for pool in status.ledger.submissions:
         held_s, busy_s = use_of(status.sweep, pool) if pool.is_pool else (0.0, 0.0)
         if held_s > 0:
             yield (
                 f"Pool {pool_job(pool)}: {pool.slots} slot(s) of {max(1, pool.per_node)} place(s) took "
-                f"{held_s / 3600:.3g} place-hours, and had a run for {min(1.0, busy_s / held_s):.0%} of that time."
+                f"{held_s / 3600:.3g} place-hours, and used {min(1.0, busy_s / held_s):.0%} of that time."
             )
 
 
@@ -414,4 +415,4 @@ def _gpus(scaling: Scaling, runs: Sequence[RunReport]) -> set[str | None]:
 
 def _other_gpus(scaling: Scaling, runs: Sequence[RunReport]) -> str:
     listed = ", ".join(sorted(str(gpu_type) for gpu_type in _gpus(scaling, runs)))
-    return f"the {scaling.kind} scaling compares different GPUs ({listed}): efficiency says nothing then."
+    return f"the {scaling.kind} scaling compares different GPUs ({listed}): their efficiency cannot be compared."

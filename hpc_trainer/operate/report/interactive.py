@@ -95,7 +95,7 @@ def render_interactive(
 
     Args:
         sweeps: the sweeps, ≥ 1.
-        importance: returns what `asked_importance` found; called last.
+        importance: returns the result of `asked_importance`; called last.
         now: the time that the page states, in seconds since the epoch; None: the present.
     """
     numbers = _Numbers()
@@ -148,7 +148,7 @@ def _compressed(data: bytes) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON that browsers read: not finite numbers become texts."""
+    """Return a value as JSON that browsers read: numbers that are not finite become texts."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):
@@ -218,7 +218,7 @@ def _sweep(sweep: ReportedSweep, base: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _configurations(status: SweepStatus) -> tuple[dict[str, Any], dict[str, tuple[dict[str, Any], list[str]]]]:
-    """Return the first run's configuration, and of each run the values that differ and the keys that it lacks."""
+    """Return the first run's configuration, and for each run the values that differ and the keys that it lacks."""
     base: dict[str, Any] = {}
     others: dict[str, tuple[dict[str, Any], list[str]]] = {}
     for spec in list(status.specs.values())[:_MOST_DETAILED]:
@@ -433,7 +433,7 @@ def asked_importance(tables: Sequence[ResultTable]) -> Iterator[Future[Mapping[s
 
 
 def find_importance(tables: Sequence[ResultTable]) -> Mapping[str, Any]:
-    """Return the importance of each axis for each metric, and what to know about it; {} with too few runs."""
+    """Return the importance of each axis for each metric, and notes on it; {} with too few runs."""
     rows = [row for table in tables for row in table.rows]
     axes = dict.fromkeys(axis for table in tables for axis in table.axes)
     metrics = list(dict.fromkeys(name for table in tables for name in table.metrics))
@@ -457,5 +457,5 @@ def find_importance(tables: Sequence[ResultTable]) -> Mapping[str, Any]:
         )
         for metric, pairs in answered.items()
     }
-    note = "A random forest's decisions by axis, over complete runs; bars show how far its trees differ."
+    note = "Share of each axis in a random forest's decisions, over complete runs; bars show how much trees differ."
     return {"importance": importance, "importance_note": note}

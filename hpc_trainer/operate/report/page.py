@@ -78,8 +78,8 @@ def ledger_section(runs: Sequence[RunReport]) -> str:
         "Where the time went" if len(ledgers) <= _MOST_RUNS else f"Where the time went: {_MOST_RUNS} of {len(ledgers)}"
     )
     return (
-        f'<h2>{title}</h2><p class="soft">Each second that a run had its nodes, all attempts together; goodput is the '
-        f'share of steps that lasted.</p><div class="wide"><table class="ledger">{rows}</table></div>'
+        f'<h2>{title}</h2><p class="soft">Each second of the allocations of a run, over all attempts; goodput is the '
+        f'share of steps whose work was kept.</p><div class="wide"><table class="ledger">{rows}</table></div>'
         f"{_legend(kinds, is_unknown=is_unknown)}\n"
     )
 
@@ -181,7 +181,7 @@ def render_page(report: Report, now: float | None = None, importance: Mapping[st
     Args:
         report: the sweep.
         now: the time that the page states, in seconds since the epoch; None: the present.
-        importance: what `find_importance` returned; None if it was not asked.
+        importance: the result of `find_importance`; None if it was not called.
     """
     made = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time.time() if now is None else now))
     counts = ", ".join(f"{count} {state}" for state, count in sorted(report.counts.items())) or "no runs"
@@ -307,7 +307,7 @@ def _charts(report: Report) -> str:
 
 
 def _best_first(report: Report) -> list[RunReport]:
-    """Sort by the last value of the most telling metric, so that a run has the same colour in all charts."""
+    """Sort by the last value of the most informative metric, so that a run has the same colour in all charts."""
     name = next((metric for metric in BEST_BY if any(run.curves.get(metric) for run in report.runs)), None)
     if name is None:
         return list(report.runs)

@@ -26,7 +26,7 @@ def rank_file(rank: int) -> str:
 
 
 def shard_file(rank: int) -> str:
-    """Return the name of a rank's file of pieces of sharded tensors, `shard-000.safetensors`; only if it has any."""
+    """Return the name of the file in which a rank writes its pieces of sharded tensors, as `shard-000.safetensors`."""
     return f"shard-{rank:03d}.safetensors"
 
 

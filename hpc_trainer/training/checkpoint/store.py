@@ -283,7 +283,8 @@ def find_start(
     if checkpoint.step >= num_steps:
         raise ConfigError(
             f"train.num_steps={num_steps} must be more than {checkpoint.step}, the step at which "
-            f"checkpoint.resume_from={resume_from} begins: it counts all steps from 0. Use {2 * checkpoint.step}, say."
+            f"checkpoint.resume_from={resume_from} begins: it counts all steps from 0. Use for example "
+            f"{2 * checkpoint.step}."
         )
     return store, checkpoint
 

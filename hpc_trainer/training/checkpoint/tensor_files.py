@@ -7,9 +7,9 @@ write to a path of its own, and the checksum would cost a second pass over the f
 Files are read, not mapped: a process that maps a file on NFS dies with SIGBUS when another node deletes the file.
 Tensors are read whole or in part, and no byte more.
 
-The checksum is zlib's CRC-32. It finds every error of up to 32 bits in a row, and misses one in 2**32 of the
-others, at 3 GB/s where sha256 does 1.4 and blake2b 0.8 (480 MiB on a 2-core machine). It guards against
-disks, not against attackers: owner and mode keep those out.
+The checksum is zlib's CRC-32. It finds every error of up to 32 bits in a row, and misses one in 2**32 of the others, at
+3 GB/s where sha256 does 1.4 and blake2b 0.8 (480 MiB on a 2-core machine). It detects errors of disks; owner and mode
+of the files keep attackers out.
 """
 
 from __future__ import annotations
@@ -361,7 +361,7 @@ def fill(goal: torch.Tensor, saved: SavedTensor | torch.Tensor) -> None:
 
 
 def like(saved: Any, here: Any) -> Any:
-    """Read `saved` into memory: into a DTensor where `here`, of the same outline, has one, else into whole tensors."""
+    """Read `saved` into memory: as DTensors where `here` (of the same structure) has them, else as whole tensors."""
     if isinstance(saved, (SavedTensor, torch.Tensor)):
         if not is_sharded(here) or here.shape != saved.shape:
             return whole_tree(saved)

@@ -79,7 +79,7 @@ class BatchIterator(Iterator[Batch]):
         return batch if self.copy is None else self.copy(batch)
 
     def targets_ahead(self, num_batches: int, count: Callable[[Batch], int]) -> list[int]:
-        """Return `count` of each of the next batches, which stay in the iterator.
+        """Return `count(batch)` for each of the next batches, which stay in the iterator.
 
         Raises:
             StopIteration: there are fewer batches.
@@ -311,7 +311,7 @@ def _nothing() -> None:
 
 
 class Caught:
-    """Error of ours on its way out of a loader process."""
+    """Error of hpc_trainer that a loader process sends to the training process."""
 
     def __init__(self, error: HpcTrainerError) -> None:
         self.error = error

@@ -80,7 +80,7 @@ class AnyDataset:
         return len(self._source)
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
-        """Return a batch; a source that makes batches returns its own."""
+        """Return a batch: the source's own if the source makes batches, else collated samples."""
         if not callable(getattr(self._source, "__getitems__", None)):
             return self.of_samples([self._source[index] for index in indices])
         batch = self._source.__getitems__(indices)

@@ -33,7 +33,7 @@ class MapDataset(Protocol):
     times and paths. A run refuses to resume on data with another fingerprint.
 
     Checkpoints and the card of an exported model keep two attributes. `classes` is a list of names. `preprocessing` is
-    a mapping that fits into JSON and says how raw data become inputs; ours are in `preprocessing.py`.
+    a mapping that fits into JSON and says how raw data become inputs; those of hpc_trainer are in `preprocessing.py`.
 
     It may have a method `problems()`, which yields a `data.files.Problem` for each file that was modified since it was
     written, according to its checksum. `data check` calls it, and also reads every sample.

@@ -335,7 +335,7 @@ def clip_alike(weights: Sequence[nn.Parameter], max_norm: float | None) -> torch
 
 
 def counts_here(weight: nn.Parameter, mesh: Mesh) -> bool:
-    """Return True on one of the ranks that hold the same part of `weight`: its square counts in the sum over ranks."""
+    """Return True on one of the ranks that hold the same part of `weight`, so that a sum over ranks counts it once."""
     if not is_sharded(weight):
         return mesh.is_first_of_stage
     sharded: Any = weight

@@ -71,7 +71,7 @@ def bytes_gathered(size: int, config: TrainConfig) -> int:
 
 
 def bytes_added_up(size: int, config: TrainConfig) -> int:
-    """Return the bytes of gradients summed over micro-batches, given their size: FSDP sums in the reduce format."""
+    """Return the bytes of summed gradients, given those of the gradients: FSDP sums in the reduce format."""
     if config.parallel.strategy is not Strategy.fsdp:
         return size
     dtype = _DTYPES.get(config.parallel.reduce_dtype, torch.float32)

@@ -58,7 +58,7 @@ class VotingLoss(nn.Module):
 
         Args:
             batch: as the task takes it: inputs [batch, ...] and targets, or another form.
-            flag: 0 or 1, a scalar on the device: this rank's wish to stop; None on a single rank, which needs no vote.
+            flag: 0 or 1, a scalar on the device: this rank's vote to stop; None on a single rank, which needs no vote.
             share: from `target_shares`, integers, because FSDP casts floats to 16 bits. None: the unweighted mean.
             asked: called with model and batch instead of the loss: FSDP needs every forward pass to go through here.
         """
@@ -103,7 +103,7 @@ class StopVote:
         self._weight.grad = gradient
 
     def count(self) -> bool:
-        """Return True if any rank wished to stop; the same on all ranks.
+        """Return True if any rank voted to stop; the same on all ranks.
 
         Call after backward and before gradients are cleared. On a GPU this is the result of the previous step: reading
         that of this step would wait for the device.

@@ -157,7 +157,7 @@ def main(config, run):
         (
             "differ",
             "cpu_x2",
-            "or all must stop, and rank 0 finished at step 5, rank 1 stopped at",
+            "or all must stop, but rank 0 finished at step 5, rank 1 stopped at",
         ),
     ],
 )

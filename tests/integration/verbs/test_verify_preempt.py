@@ -62,7 +62,7 @@ def test_preempt_wants_one_run_that_trains(local: LocalDriver) -> None:
     assert "SWEEP|RUN" in missing.stderr
     both = local.run("verify", "preempt", "--kind", "kill", "mlp", check=False)
     assert both.returncode == 1
-    assert "2 fit" in both.stderr
+    assert "2 match" in both.stderr
     local.wait_for_step("preempted", 20)
     waiting = next(run["run_id"] for run in local.json("status", "preempted")["runs"] if run["state"] == "PENDING")
     refused = local.run("verify", "preempt", "--kind", "kill", waiting, check=False)

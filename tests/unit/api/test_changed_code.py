@@ -211,7 +211,7 @@ def test_the_command_line_says_it_in_two_lines(
     told = next(index for index, line in enumerate(lines) if line.startswith("Changed since"))
     assert lines[told : told + 2] == [
         "Changed since 2 of these runs were submitted: project/my_lab/__init__.py, project/my_lab/net.py, "
-        "project/setup.py. They stay as they are.",
+        "project/setup.py. These runs keep the code that they were submitted with.",
         f"To run them anew: hpc-trainer submit --fresh {' '.join(GRID)} --trust my_lab",
     ]
     (change,) = json.loads(said("--json"))["changed_code"]

@@ -163,9 +163,9 @@ def test_the_command_line_offers_it(
     longer = [*GRID, "train.num_steps=300"]
     out = said("plan", *longer)
     offer = f"To continue from there: hpc-trainer submit --extend {' '.join(longer)}"
-    assert f"2 of these runs have a shorter twin that is done ({short[0]}, step 100)" in " ".join(out.split())
+    assert f"2 of these runs have a shorter, completed twin ({short[0]}, step 100)" in " ".join(out.split())
     assert offer in out.splitlines()
     assert [each["twin"] for each in json.loads(said("plan", *longer, "--json"))["shorter_twins"]] == short
     assert "Next: hpc-trainer submit --extend" in said("plan", "--extend", *longer)
     assert "Submitted 2 run(s)" in said("submit", "--extend", *longer)
-    assert "2 of these runs are there already, extended" in said("plan", *longer)
+    assert "2 of these runs already exist as extended runs" in said("plan", *longer)

@@ -198,7 +198,7 @@ def test_plan_and_submit_say_that_lost_jobs_have_runs(
     shutil.rmtree(grid.sweep.intents)
     told = []
     if at_work:
-        told.append(f"{len(at_work)} run(s) are left alone: they say themselves that job 101 has them")
+        told.append(f"{len(at_work)} run(s) are left alone: their own files say that job 101 has them")
     if len(at_work) < 3:
         told.append(f"{3 - len(at_work)} run(s) are left alone: job 101 of this sweep is in the queue")
     done = submit_grid(grid, command_line=["hpc-trainer", "submit"])

@@ -413,7 +413,8 @@ def test_what_acts_on_a_run_that_two_sweeps_have_says_which_it_took(cli: Cli, ru
         os.utime(runs_dir / name / "specs.jsonl", (1e9 + number, 1e9 + number))
     _, _, err = cli(verb, specs[0].run_id)
     assert (
-        f"Note: {specs[0].run_id} is the run of sweep new; old has it too: old/{specs[0].run_id} names that one." in err
+        f"Note: {specs[0].run_id} is the run of sweep new; old has a run of this name too: write old/{specs[0].run_id} "
+        f"for that one." in err
     )
     _, _, err = cli(verb, specs[0].run_id, "--sweep", "old")
     assert "Note" not in err
@@ -469,7 +470,7 @@ def test_submitting_in_words_and_again(cli: Cli) -> None:
     assert "2 run(s) were there already." in out
     out = cli("submit", "seed=0")[1]
     assert "nothing to submit (1 PENDING)" in out
-    assert "2 run(s) of this sweep are not in this grid; they are left alone." in out
+    assert "2 run(s) of this sweep are not in this grid; they are left unchanged." in out
     assert "PENDING" in cli("submit", "seed=0", "--dry-run")[1]
     cli("cancel", "train")
     out = cli("submit", "seed=0")[1]

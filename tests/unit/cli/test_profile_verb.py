@@ -124,7 +124,7 @@ def test_a_run_that_does_not_answer(cli: Cli, at_work: SweepOnDisk) -> None:
     at_work.beat(step=41, age_s=300)
     code, _, err = cli("profile", at_work.specs[0].run_id, "--timeout", "0.3")
     assert code == 1
-    for words in ("after 0.3 s", "rank 0 has not begun one", "of step 41", "hpc-trainer why"):
+    for words in ("after 0.3 s", "rank 0 has not started recording", "of step 41", "hpc-trainer why"):
         assert words in err
     assert not at_work.run().profile_request.exists(), "nobody waits for it any more"
 
@@ -144,7 +144,7 @@ def test_a_run_that_ends_meanwhile(
     thread.join()
     assert code == 1
     assert "is FAILED" in err
-    assert "rank 0 is watched from step 10 on." in err
+    assert "rank 0 is profiled from step 10 on." in err
 
 
 REFUSED: list[tuple[tuple[str, ...], int, str]] = [

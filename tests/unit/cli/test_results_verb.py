@@ -235,7 +235,7 @@ def test_status_of_chosen_runs(status: Told, sweep: SweepOnDisk) -> None:
     ):  # fmt: skip
         shown = status(**options)
         assert [line.split()[0] for line in shown.splitlines()[1 : len(wanted) + 1]] == wanted
-        assert f"{len(wanted)} of 6 runs fit.\nSweep grid: 5 COMPLETED, 1 FAILED." in shown
+        assert f"{len(wanted)} of 6 runs match.\nSweep grid: 5 COMPLETED, 1 FAILED." in shown
         assert [run["run_id"] for run in json.loads(status(**options, as_json=True))["runs"]] == wanted
     with pytest.raises(ConfigError, match=r"--state DONE: there is no such state\. .*Valid: NEW, PENDING"):
         status(states=["DONE"])

@@ -196,7 +196,7 @@ def test_cancel_says_what_it_cancelled_and_what_goes_on(
     with pytest.raises(RunStateError, match="no run of sweep is named 'nope'"):
         told("sweep", "nope")
     for names in (["mlp"], ["sweep", "mlp"], [ids[0], "mlp-"]):  # no sweep's name, and the beginning of all
-        with pytest.raises(RunStateError, match=rf"mlp-? fits 4 runs of sweep: {ids[0]}, .*or name the sweep\."):
+        with pytest.raises(RunStateError, match=rf"mlp-? matches 4 runs of sweep: {ids[0]}, .*or name the sweep\."):
             told(*names)
 
 
@@ -296,5 +296,5 @@ def test_a_sweep_whose_submit_came_to_nothing_names_no_results(
     run_status("sweep", tmp_path / "runs", watch=False, as_json=False)
     assert capsys.readouterr().out.splitlines() == [
         "Sweep sweep: no runs.",
-        "None of its runs was submitted: the same `hpc-trainer submit` begins again.",
+        "None of its runs was submitted: repeat the same `hpc-trainer submit`.",
     ]

@@ -138,8 +138,8 @@ def test_metrics_are_cut_between_words() -> None:
 def test_what_is_left_out_is_said(sweep: SweepOnDisk, on_terminal: Terminal) -> None:
     lines = [line for line in _shown(on_terminal, 100, sweep, _status).lines if line.strip()]
     head, told = lines[0].split(), lines[4]
-    assert told.startswith("No room for ")
-    left_out = told.removeprefix("No room for ").partition(":")[0].split(", ")
+    assert told.startswith("Columns left out: ")
+    left_out = told.removeprefix("Columns left out: ").partition(".")[0].split(", ")
     assert "JOB" in left_out
     assert {*head} & {*left_out} == set()
     assert {*head} | {*left_out} == {

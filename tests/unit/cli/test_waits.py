@@ -127,7 +127,7 @@ def test_a_folder_that_goes_away_and_comes_back_is_waited_for(
     assert _watch(sweep).counts == {"COMPLETED": 1}
     assert clock.now == 5 * POLL_S
     said = capsys.readouterr().err
-    assert said.count(f"Note: {folder} was there before and cannot be read now. It is asked again.\n") == 1
+    assert said.count(f"Note: {folder} was there before and cannot be read now. hpc-trainer keeps trying.\n") == 1
     assert said.endswith("Note: the folder can be read again.\n")
 
 

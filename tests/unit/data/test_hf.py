@@ -201,7 +201,7 @@ PLANNED: list[tuple[dict[str, Any], TaskConfig, str]] = [
         "data.seq_len is for lists of tokens, and column row of",
     ),
     ({"seq_len": 4, "vocab_size": 9, "input": "tokens", "target": "label"}, CLASSES, "has no effect with data.seq_len"),
-    ({"eval_split": "test"}, CLASSES, "is one split by itself. Use data.eval_split=null."),
+    ({"eval_split": "test"}, CLASSES, "is a single split. Use data.eval_split=null."),
 ]
 
 

@@ -37,7 +37,7 @@ def test_a_file_or_words_of_a_persons_own(tmp_path: Path) -> None:
     ("words", "told"),
     [
         (["sweep=digits_grid"], "is a grid and lists no forms"),
-        (["sweep=compress", "optim.lr=1"], "optim.lr=1: an export takes the run as it was trained"),
+        (["sweep=compress", "optim.lr=1"], "optim.lr=1: an export uses the run as it was trained"),
         (["sweep.forms=[{to: onyx}]"], "Did you mean onnx?"),
         (["sweep.forms=[{to: onnx, quantize: int3}]"], "--quantize int3"),
         (["sweep.forms=[{to: onnx, prune: 2}]"], "--prune 2"),

@@ -219,8 +219,8 @@ def test_a_whole_node_that_is_not_used_is_said_with_what_it_costs() -> None:
     (note,) = _whole_notes(*two, "hardware.whole_node=true")
     assert note == (
         "gpu_x2: each job has its nodes alone (hardware.whole_node=true), and uses 2 of 4 GPUs: up to 4 GPU-hours a "
-        "run, of which the plan counts 2. Use hardware.gpus_per_node=4, or run several in one job: in it, the same "
-        "submit with cluster=local local.max_parallel=N."
+        "run, of which the plan counts 2. Use hardware.gpus_per_node=4, or run several in one job, by the same "
+        "submit with cluster=local local.max_parallel=N inside it."
     )
     assert "(partition spare gives whole nodes)" in _whole_notes(*two, partition=True)[0]
     assert "(partition spare gives whole nodes)" in _whole_notes(*two, gives_whole_nodes=True)[0]

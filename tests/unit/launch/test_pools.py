@@ -71,7 +71,8 @@ def test_a_list_of_hardware_is_refused_with_the_first_of_it(tmp_path: Path) -> N
     grid = freeze_grid(["experiment=digits", f"paths.runs_dir={tmp_path}", *words])
     (problem,) = build_plan(grid, limits=_LIMITS).problems
     assert problem == (
-        "pool.jobs: hardware=first:gpu_x1,gpu_x2 lets the first job that starts have a run, and in a pool slots take "
+        "pool.jobs: hardware=first:gpu_x1,gpu_x2 lets the first job that starts execute a run, but in a pool slots "
+        "take "
         "runs. Use hardware=gpu_x1, or leave out pool.jobs."
     )
 

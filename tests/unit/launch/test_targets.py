@@ -135,7 +135,7 @@ def test_where_the_runs_may_have_another_python_it_is_a_note(project: Path, tmp_
     found = _found(tmp_path, "nowhere_at_all.Net", word)
     assert found.problems == []
     assert found.notes[0].startswith("here model._target_=nowhere_at_all.Net leads nowhere: there is no package")
-    assert found.notes[0].endswith("Its runs may find it: their Python is of cluster=local.")
+    assert found.notes[0].endswith("The runs may find it: cluster=local sets another Python for them.")
     # What is frozen is what they import, with any Python.
     assert _found(tmp_path, "my_lab.net.Nett", word).problems
 

@@ -123,7 +123,7 @@ def test_sweep_slash_run_says_which(runs_dir: Path, sweeps: dict[str, SweepOnDis
     assert find_run(runs_dir, old[0], None).sweep.name == "again"
     status, runs = select(runs_dir, [old[0]], None)
     assert elsewhere_too(status, runs, [old[0]], None) == (
-        f"{old[0]} is the run of sweep again; old has it too: old/{old[0]} names that one."
+        f"{old[0]} is the run of sweep again; old has a run of this name too: write old/{old[0]} for that one."
     )
     status, runs = select(runs_dir, [f"old/{old[0]}"], None)
     assert elsewhere_too(status, runs, [f"old/{old[0]}"], None) is None
@@ -131,7 +131,7 @@ def test_sweep_slash_run_says_which(runs_dir: Path, sweeps: dict[str, SweepOnDis
     with pytest.raises(RunStateError, match="there is no such sweep, and no run of again is named"):
         select(runs_dir, [f"nosuch/{old[0]}"], None)
     for names in ([old[0], new[0]], [f"old/{old[0]}", f"new/{new[0]}"]):
-        with pytest.raises(RunStateError, match="are runs of several sweeps: name those of one at a time"):
+        with pytest.raises(RunStateError, match="are runs of several sweeps: name runs of one sweep at a time"):
             select(runs_dir, names, None)
     with pytest.raises(RunStateError, match="old is a sweep: name one of its runs, as mlp-"):
         find_run(runs_dir, "old/", None)

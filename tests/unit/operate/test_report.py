@@ -129,7 +129,9 @@ def test_other_gpus_are_said(tmp_path: Path) -> None:
         _lines(mixed.run(index).metrics, [_record(step, 2.0) for step in (30, 60)])
     report = _report(mixed)
     assert len(report.scaling) == 1
-    assert report.notes == ["the strong scaling compares different GPUs (None, h100): efficiency says nothing then."]
+    assert report.notes == [
+        "the strong scaling compares different GPUs (None, h100): their efficiency cannot be compared."
+    ]
 
 
 @pytest.mark.usefixtures("no_slurm")

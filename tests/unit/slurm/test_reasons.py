@@ -43,7 +43,7 @@ from hpc_trainer.slurm.terms import explain_reason
         ("AssocGrpCPURunMinutesLimit", "(cores times minutes left)", ""),
         ("MaxMemoryPerAccount", "the site allows an account no more memory", ""),
         ("QOSUsageThreshold", "used too much", "hardware.qos"),
-        ("ReservationInvalid", "does not exist, or may not be used", "another place to run"),
+        ("ReservationInvalid", "does not exist, or may not be used", "another partition, or without a reservation"),
         ("DeadLine", "no longer end before its --deadline", "cluster.sbatch.deadline"),
         ("Constraints", "too few nodes with the features", "sinfo -o"),
         ("BurstBufferStageIn", "burst buffer", ""),

@@ -89,7 +89,7 @@ def test_what_is_no_count_is_refused(count: Any) -> None:
 
 
 def test_metrics_must_be_numbers_and_the_same_ones_each_time() -> None:
-    with pytest.raises(ConfigError, match=r"the metric 'all' is a tensor \[4\]; it is one number"):
+    with pytest.raises(ConfigError, match=r"the metric 'all' is a tensor \[4\], but must be one number"):
         _sums(_task(lambda found: (found.mean(), {"all": found})))
     names = iter("ab")
     task = _task(lambda found: (found.mean(), {next(names): 1.0}))

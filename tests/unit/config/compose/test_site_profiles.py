@@ -104,7 +104,7 @@ def test_a_frozen_run_keeps_no_facts_of_the_site() -> None:
         (["hardware.num_nodes=92", "hardware.time_limit_min=360"], None),
         (["hardware.num_nodes=92", "hardware.time_limit_min=361"], "Use hardware.time_limit_min=360"),
         (["hardware.num_nodes=9472", "hardware.time_limit_min=720"], None),
-        (["hardware.num_nodes=9473"], "gives partition batch at most 9472 nodes, and hardware.num_nodes=9473"),
+        (["hardware.num_nodes=9473"], "gives partition batch at most 9472 nodes, but hardware.num_nodes=9473"),
         (["hardware.partition=extended", "hardware.time_limit_min=1440"], None),
         (["hardware.partition=extended", "hardware.num_nodes=65"], "gives partition extended at most 64 nodes"),
         (["hardware.qos=debug", "hardware.partition=extended", "hardware.time_limit_min=1440"], "gives QOS debug"),

@@ -185,7 +185,7 @@ def test_code_that_something_keeps_changing_is_refused_by_its_name(
         (place / "code/pkg/part1.py").write_text("x = 2\n")
 
     monkeypatch.setattr(unpacking, "unpack", spoiled)
-    with pytest.raises(unpacking.RefusedCodeError, match=r"code/code/pkg/part1.py is not what was submitted, and does"):
+    with pytest.raises(unpacking.RefusedCodeError, match=r"code/code/pkg/part1.py is not what was submitted, and was"):
         unpacking.ensure_unpacked(folder, FILES, is_local=False)
 
 

@@ -217,9 +217,9 @@ LINES = (
     "19% of the GPU's memory is used, and a step takes 16 passes of 4 samples. train.micro_batch_size=32 "
     "train.grad_accum_steps=2: up to 1.54x faster",
     "computes in fp32 on h100, which has bf16. precision=bf16: up to 2x faster",
-    "the GPU is at work 30% of the time, and data make it wait 1%: the host does. train.compile=true "
+    "the GPU is busy 30% of the time, waits for data 1%: the host does the rest. train.compile=true "
     "train.compile_mode=reduce_overhead: up to 3.33x faster",
-    "rank 1 on n7 takes 2 times as long as the others (100 ms of a step, 50 ms): in its forward and backward. "
+    "rank 1 on n7 takes 2 times as long as the others (100 ms of a step, 50 ms): in its forward and backward pass. "
     "hardware.exclude=n7: up to 2x faster",
     "the GPU of rank 0 on n1 is held back by heat or its power supply 60% of the time, and its clock at 70% of its "
     "highest. hardware.exclude=n1: up to 1.43x faster",
@@ -232,8 +232,8 @@ LINES = (
     "memory",
     "the time limit is 1440 min, it needed 20 min. hardware.time_limit_min=45: about 97% less time limit (it starts "
     "sooner: backfill)",
-    "12 runs of 20 s, each a job of its own. Run them side by side in one job: in it, the same submit with "
-    "cluster=local local.max_parallel=N: about 92% fewer jobs",
+    "12 runs of 20 s, each a job of its own. Run them side by side in one job, by the same submit with "
+    "cluster=local local.max_parallel=N inside it: about 92% fewer jobs",
 )  # fmt: skip
 """What a person reads of each of `CASES`: all figures, and whether the gain is a bound."""
 

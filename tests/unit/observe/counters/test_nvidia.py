@@ -176,7 +176,7 @@ def test_a_device_that_is_lost_in_the_middle(caplog: pytest.LogCaptureFixture) -
     assert after == Device(uuid=A, name="NVIDIA H100 80GB HBM3", is_lost=True, energy_j=7.0), "what was used stays"
     assert not [name for name in library.asked if name.startswith("Get")]
     assert [each.getMessage() for each in caplog.records] == [
-        f"telemetry: NVIDIA H100 80GB HBM3 {A}: GPU is lost. No more figures of it."
+        f"telemetry: NVIDIA H100 80GB HBM3 {A}: GPU is lost. No more figures of this GPU are recorded."
     ]
 
 

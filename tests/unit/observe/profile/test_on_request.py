@@ -141,7 +141,7 @@ def test_a_run_that_ends_in_its_window_says_so(slow: tuple[RunPaths, StepperOnRe
     _step(stepper, 1)
     assert _state(paths) == ("watching", None)
     stepper.close()
-    assert _state(paths) == ("failed", "the run left its steps before one was seen whole")
+    assert _state(paths) == ("failed", "the run ended its steps before one was recorded completely")
     assert not torch.autograd.profiler._is_profiler_enabled
 
 

@@ -103,7 +103,8 @@ def test_lines_are_read_back(tmp_path: Path) -> None:
         is_data=False,
     )  # fmt: skip
     assert said.in_words() == (
-        "rank 3 on n2 takes 1.83 times as long as the others (180 ms of a step, 100 ms): in its forward and backward"
+        "rank 3 on n2 takes 1.83 times as long as the others (180 ms of a step, 100 ms): in its forward and "
+        "backward pass"
     )
 
 
