@@ -51,8 +51,15 @@ _OBSERVE = (
 )
 FOLDERS = ("record", "slurm", "launch", *(f"observe/{name}.py" for name in _OBSERVE))
 _COSMIC_RAY = ROOT / ".venv/mutants"
-_NEVER = frozenset({"name", "string", "newline", "fstring_start", "fstring_string", "fstring_end"})
-"""Kinds of leaves that no operator changes."""
+_CHANGED = frozenset(
+    "assert_stmt comparison decorator except_clause factor for_stmt if_stmt keyword not_test number operator test while_stmt"
+    .split()
+)  # fmt: skip
+"""Kinds of nodes that an operator changes; to ask all operators about the others takes a minute and more."""
+_PUNCTUATION = frozenset(
+    "( ) [ ] { } , : . = -> @ ~ None if else in is not for def return import from class try with as".split()
+)
+"""Leaves of these kinds that no operator changes."""
 _COPIED = ("hpc_trainer", "tests", "conf", "jobs", "docs", "pyproject.toml", "README.md")
 _STATE = [
     f"record/test_{name}.py"
@@ -178,7 +185,8 @@ def draw(paths: Sequence[Path], count: int, seed: int) -> list[tuple[Mutant, str
     for path in paths:
         seen: Counter[str] = Counter()
         for node in ast_nodes(get_ast(path.read_text())):
-            for name, operator in operators if node.type not in _NEVER else ():
+            may_change = node.type in _CHANGED and getattr(node, "value", None) not in _PUNCTUATION
+            for name, operator in operators if may_change else ():
                 for begin, _ in operator.mutation_positions(node):
                     mutant = Mutant(path, begin[0], name, seen[name])
                     places.setdefault((path, begin, name.partition("_")[0]), []).append(mutant)
