@@ -51,15 +51,25 @@ _OBSERVE = (
 )
 FOLDERS = ("record", "slurm", "launch", *(f"observe/{name}.py" for name in _OBSERVE))
 _COSMIC_RAY = ROOT / ".venv/mutants"
-_CHANGED = frozenset(
-    "assert_stmt comparison decorator except_clause factor for_stmt if_stmt keyword not_test number operator test while_stmt"
-    .split()
-)  # fmt: skip
-"""Kinds of nodes that an operator changes; to ask all operators about the others takes a minute and more."""
-_PUNCTUATION = frozenset(
-    "( ) [ ] { } , : . = -> @ ~ None if else in is not for def return import from class try with as".split()
+_NEVER = frozenset(
+    {
+        *("name", "string", "newline", "fstring_start", "fstring_string", "fstring_end", "fstring", "fstring_expr"),
+        *(
+            "trailer",
+            "atom_expr",
+            "atom",
+            "simple_stmt",
+            "expr_stmt",
+            "suite",
+            "param",
+            "tfpdef",
+            "arglist",
+            "argument",
+        ),
+        *("(", ")", "[", "]", "{", "}", ",", ".", ":", "=", "->", "None", "if", "in", "is", "for", "return", "def"),
+    }
 )
-"""Leaves of these kinds that no operator changes."""
+"""Kinds of nodes, and leaves, that no operator changes; the frequent ones: all operators are asked about the others."""
 _COPIED = ("hpc_trainer", "tests", "conf", "jobs", "docs", "pyproject.toml", "README.md")
 _STATE = [
     f"record/test_{name}.py"
@@ -152,23 +162,42 @@ class Mutant:
         return f"{self.path}:{self.line} {self.operator.partition('/')[2]}"
 
     def source(self) -> str | None:
-        """Return the file with the error; None if it is no Python, or differs in an annotation, which nothing reads."""
+        """Return the file with the error; None if it is no Python, or means the same (`_meaning`)."""
         from cosmic_ray.mutating import mutate_code
         from cosmic_ray.plugins import get_operator
 
         before = self.path.read_text()
         try:
             after: str = mutate_code(before, get_operator(self.operator)(), self.occurrence)
-            return after if _meaning(after) != _meaning(before) else None
+            is_equality = self.operator.endswith(_EQUALITY)
+            return after if _meaning(after, is_equality) != _meaning(before, is_equality) else None
         except (SyntaxError, AttributeError):  # the `*` of `def call(*, key)` is no product, `a.B` of `except` no name
             return None
 
 
-def _meaning(source: str) -> str:
+_GUARDS = frozenset({"frozen", "slots", "kw_only"})
+_EQUALITY = ("ReplaceComparisonOperator_Is_Eq", "ReplaceComparisonOperator_IsNot_NotEq")
+
+
+def _meaning(source: str, is_equality: bool) -> str:
+    """Return what a run of the code can depend on. Errors in the rest are not drawn, for no test could see them.
+
+    Nothing reads annotations. `frozen`, `slots` and `kw_only` of a dataclass only refuse code that mypy refuses too.
+    What stands under `if TYPE_CHECKING:` is for mypy. `x == State.DONE` says the same as `x is State.DONE`, since the
+    members of an enum are equal to nothing but themselves; the opposite error is drawn, for a text equals a StrEnum's.
+    """
     tree = ast.parse(source)
     for node in ast.walk(tree):
         for field in {"annotation", "returns"} & set(node._fields):
             setattr(node, field, ast.Constant(None))
+        match node:
+            case ast.Call(func=ast.Name("dataclass")):
+                node.keywords = [keyword for keyword in node.keywords if keyword.arg not in _GUARDS]
+            case ast.If(test=ast.Name("TYPE_CHECKING") | ast.UnaryOp(ast.Not(), ast.Name("TYPE_CHECKING"))):
+                node.test, node.body = ast.Name("TYPE_CHECKING"), [ast.Pass()]
+            case ast.Compare(ops=[ast.Is() | ast.IsNot()], comparators=[ast.Attribute(ast.Name(owner))]):
+                if is_equality and owner[:1].isupper():
+                    node.ops = [ast.Eq() if isinstance(node.ops[0], ast.Is) else ast.NotEq()]
     return ast.dump(tree)
 
 
@@ -185,8 +214,7 @@ def draw(paths: Sequence[Path], count: int, seed: int) -> list[tuple[Mutant, str
     for path in paths:
         seen: Counter[str] = Counter()
         for node in ast_nodes(get_ast(path.read_text())):
-            may_change = node.type in _CHANGED and getattr(node, "value", None) not in _PUNCTUATION
-            for name, operator in operators if may_change else ():
+            for name, operator in () if {node.type, getattr(node, "value", "")} & _NEVER else operators:
                 for begin, _ in operator.mutation_positions(node):
                     mutant = Mutant(path, begin[0], name, seen[name])
                     places.setdefault((path, begin, name.partition("_")[0]), []).append(mutant)

@@ -46,7 +46,8 @@ def test_the_same_failure_is_kept_once_and_as_it_was(sweep: SweepPaths) -> None:
     record = json.loads(path.read_text())
     assert before <= record.pop("time") <= time.time()
     assert record == {"node": "n1", "sign": "ecc", "sweep": "trial", "run_id": "a"}
-    assert path.name.startswith("n1+") and len(path.stem) == len("n1+") + 12
+    assert path.name.startswith("n1+")
+    assert len(path.stem) == len("n1+") + 12
     assert [stat.S_IMODE(each.stat().st_mode) for each in (path, path.parent)] == [0o600, 0o700]
 
 

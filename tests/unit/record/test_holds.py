@@ -39,7 +39,8 @@ def test_a_hold_that_cannot_be_read_holds_all_the_same(tmp_path: Path, text: str
 def test_a_hold_that_was_released_meanwhile(tmp_path: Path) -> None:
     before = time.time()
     hold = read_hold(tmp_path / "HOLD", Faults())
-    assert hold.user == "an unknown user" and before <= hold.time <= time.time()
+    assert hold.user == "an unknown user"
+    assert before <= hold.time <= time.time()
 
 
 def test_one_process_lets_a_run_train_to_a_step(tmp_path: Path) -> None:

@@ -56,7 +56,8 @@ def test_all_figures_are_read() -> None:
         hardware="gpu", day="2026-11-20", num_nodes=2, links={"node": Link(4, 1e-5, 1e9), "across": Link(2, 1e-5, 1e9)},
         write_bytes_per_s=2.0, filesystem="nfs4", problems={"GPUs": "one is slow"},
     )  # fmt: skip
-    assert read_figures(None, "gpu") is None and read_figures("other", "gpu") is None
+    assert read_figures(None, "gpu") is None
+    assert read_figures("other", "gpu") is None
 
 
 @pytest.mark.parametrize(

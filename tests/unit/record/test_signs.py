@@ -65,7 +65,7 @@ def test_a_sign_says_what_it_found_and_where() -> None:
     [
         ({0: 5, 1: 5, 2: 4}, ": rank 2 was behind the others"),
         ({0: 5, 1: 4, 2: 4}, ": ranks 1, 2 were behind the others"),
-        ({rank: 4 for rank in range(9)} | {9: 5}, ": ranks 0, 1, 2, 3, 4, 5, 6, 7 were behind the others"),
+        (dict.fromkeys(range(9), 4) | {9: 5}, ": ranks 0, 1, 2, 3, 4, 5, 6, 7 were behind the others"),
         ({0: 5, 1: 5}, ""),
         ({}, ""),
     ],

@@ -119,7 +119,8 @@ def test_a_cluster_without_visible_nodes_is_asked_about_none(fake_slurm: FakeSlu
     fake_slurm.answer("scontrol", WHOLE)
     fake_slurm.answer("sinfo", "")
     found = read_inventory()
-    assert found.nodes == () and not any(note.startswith("sinfo") for note in found.notes)
+    assert found.nodes == ()
+    assert not any(note.startswith("sinfo") for note in found.notes)
     assert len(fake_slurm.calls("scontrol")) == 1
 
 
