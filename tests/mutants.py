@@ -76,7 +76,7 @@ _STATE = [
     for name in ("run_state", "status", "newer_lives", "lag", "ownership", "known_ends", "nothing_to_ask")
 ]
 _LOST = ["api/test_jobs_without_files.py", "api/test_lost_lines.py", "api/test_lost_intents.py"]
-_FROZEN = ["launch/frozen_code/test_snapshot.py", "launch/frozen_code/test_frozen_worker.py"]
+_FROZEN = [f"launch/frozen_code/test_{name}.py" for name in ("owners", "snapshot", "frozen_worker")]
 _RULES = ["observe/advice/test_rules.py", "observe/advice/test_gpu_faults.py"]
 NEAREST = {
     "record/chain": ["launch/test_follow.py", "worker/test_follow.py", "launch/test_stages.py"],
@@ -156,6 +156,7 @@ NEAREST = {
     "launch/frozen_code": _FROZEN,
     "launch/frozen_code/archive": [*_FROZEN, "api/test_changed_code.py", "verify/test_checkout.py"],
     "launch/frozen_code/snapshot": [*_FROZEN, "launch/frozen_code/test_of_command.py", "cli/test_permissions.py"],
+    "launch/frozen_code/frozen_worker": ["launch/frozen_code/test_owners.py", "launch/frozen_code/test_unpacking.py"],
     "launch/frozen_code/unpacking": ["launch/frozen_code/test_frozen_worker.py"],
     "launch/follow": ["worker/test_follow.py"],
     "launch/freeze": ["launch/test_several_shapes.py"],
