@@ -51,31 +51,72 @@ _OBSERVE = (
 )
 FOLDERS = ("record", "slurm", "launch", *(f"observe/{name}.py" for name in _OBSERVE))
 _COSMIC_RAY = ROOT / ".venv/mutants"
-_NEVER = frozenset({"name", "string", "newline", "fstring_start", "fstring_string", "fstring_end"})
-"""Kinds of leaves that no operator changes."""
+_NEVER = frozenset(
+    {
+        *("name", "string", "newline", "fstring_start", "fstring_string", "fstring_end", "fstring", "fstring_expr"),
+        *(
+            "trailer",
+            "atom_expr",
+            "atom",
+            "simple_stmt",
+            "expr_stmt",
+            "suite",
+            "param",
+            "tfpdef",
+            "arglist",
+            "argument",
+        ),
+        *("(", ")", "[", "]", "{", "}", ",", ".", ":", "=", "->", "None", "if", "in", "is", "for", "return", "def"),
+    }
+)
+"""Kinds of nodes, and leaves, that no operator changes; the frequent ones: all operators are asked about the others."""
 _COPIED = ("hpc_trainer", "tests", "conf", "jobs", "docs", "pyproject.toml", "README.md")
 _STATE = [
     f"record/test_{name}.py"
     for name in ("run_state", "status", "newer_lives", "lag", "ownership", "known_ends", "nothing_to_ask")
 ]
 _LOST = ["api/test_jobs_without_files.py", "api/test_lost_lines.py", "api/test_lost_intents.py"]
-_FROZEN = ["launch/frozen_code/test_snapshot.py", "launch/frozen_code/test_frozen_worker.py"]
+_FROZEN = [f"launch/frozen_code/test_{name}.py" for name in ("owners", "snapshot", "frozen_worker")]
 _RULES = ["observe/advice/test_rules.py", "observe/advice/test_gpu_faults.py"]
 NEAREST = {
     "record/chain": ["launch/test_follow.py", "worker/test_follow.py", "launch/test_stages.py"],
     "record/checkpoint_folders": ["training/checkpoint/test_retention.py", "training/checkpoint/test_store.py"],
-    "record/last_words": ["operate/test_why.py", "launch/test_setup_lines.py"],
-    "record/layout": ["record/test_files.py", "record/test_spec.py"],
-    "record/spec": ["operate/test_axes.py"],
+    "record/last_words": ["operate/test_why.py", "launch/test_setup_lines.py", "record/test_known_ends.py"],
+    "record/layout": ["record/test_files.py", "record/test_spec.py", "cli/test_many_runs.py"],
+    "record/metrics": ["operate/test_axes.py", "operate/test_report.py", "record/test_summaries.py"],
+    "record/processes": ["record/test_races.py"],
+    "record/rungs": ["record/test_holds.py"],
+    "record/spec": [
+        "operate/test_axes.py",
+        "operate/test_find_and_results.py",
+        "record/test_newer_lives.py",
+        "launch/test_pools.py",
+    ],
     "record/ledger": ["operate/test_report.py"],
-    "record/files": ["record/test_shared_folder.py", "cli/test_permissions.py"],
-    "record/submissions": ["tidy/test_sweeps.py"],
+    "record/files": [
+        "record/test_shared_folder.py",
+        "cli/test_permissions.py",
+        "record/test_turns.py",
+        "record/test_worker_files_failure.py",
+        "record/test_ledger_spent.py",
+        "record/test_holds.py",
+        "record/test_bad_nodes.py",
+    ],
+    "record/submissions": ["tidy/test_sweeps.py", "operate/test_axes.py", "record/test_newer_lives.py"],
     "record/journal": [
         "record/test_reading.py",
         "record/test_worker_files_failure.py",
         "record/test_worker_files_first_weights.py",
     ],
-    "record/reading": ["record/test_shared_folder.py", "record/test_files.py", "record/test_metrics_log.py"],
+    "record/reading": [
+        "record/test_shared_folder.py",
+        "record/test_files.py",
+        "record/test_metrics_log.py",
+        "record/test_ledger_allocations.py",
+        "record/test_worker_files_first_weights.py",
+        "operate/test_axes.py",
+        "record/test_known_ends.py",
+    ],
     "record/run_state": [
         *_STATE,
         "record/test_lost_life.py",
@@ -87,6 +128,9 @@ NEAREST = {
         "cli/test_many_runs.py",
         "record/test_unseen_results.py",
         "record/test_newer_lives.py",
+        "record/test_turns.py",
+        "api/test_lost_answers.py",
+        "operate/test_hold.py",
     ],
     "record/status": [
         "operate/test_why.py",
@@ -96,36 +140,54 @@ NEAREST = {
         "record/test_run_status.py",
         "record/test_ledger.py",
         "operate/test_report.py",
+        "record/test_turns.py",
+        "operate/test_axes.py",
+        "cli/test_many_runs.py",
+        "operate/test_usage.py",
     ],
     "slurm/commands": ["slurm/test_cluster.py", "slurm/test_sbatch.py"],
-    "slurm/jobs": ["api/test_jobs_without_files.py"],
+    "slurm/jobs": ["api/test_jobs_without_files.py", "operate/test_hold.py"],
     "slurm/limits": ["slurm/test_read_limits.py", "launch/test_arrays.py"],
-    "slurm/shape": ["slurm/test_preflight.py", "launch/test_plan.py", "launch/test_scripts.py"],
-    "slurm/queue": ["slurm/test_accounting.py"],
+    "slurm/shape": [
+        "slurm/test_preflight.py",
+        "operate/test_names.py",
+        "launch/test_plan.py",
+        "launch/test_scripts.py",
+    ],
+    "slurm/queue": ["slurm/test_accounting.py", "operate/test_usage.py"],
     "slurm/terms": ["slurm/test_jobs.py", "slurm/test_queue.py", "slurm/test_accounting.py", "slurm/test_reasons.py"],
-    "launch/batch_job": ["launch/test_scripts.py"],
+    "launch/batch_job": ["launch/test_scripts.py", "launch/test_submitit_bridge.py"],
     "launch/extend": ["api/test_extend.py", "launch/test_change.py"],
     "launch/frozen_code": _FROZEN,
     "launch/frozen_code/archive": [*_FROZEN, "api/test_changed_code.py", "verify/test_checkout.py"],
     "launch/frozen_code/snapshot": [*_FROZEN, "launch/frozen_code/test_of_command.py", "cli/test_permissions.py"],
+    "launch/frozen_code/frozen_worker": ["launch/frozen_code/test_owners.py", "launch/frozen_code/test_unpacking.py"],
     "launch/frozen_code/unpacking": ["launch/frozen_code/test_frozen_worker.py"],
     "launch/follow": ["worker/test_follow.py"],
-    "launch/freeze": ["launch/test_several_shapes.py"],
+    "launch/freeze": ["launch/test_several_shapes.py", "record/test_newer_lives.py", "launch/test_pools.py"],
     "launch/grids": ["launch/test_private_folder.py", "operate/test_hold.py"],
-    "launch/plan": ["launch/test_arrays.py", "launch/test_array_parallelism.py"],
+    "launch/plan": ["launch/test_arrays.py", "launch/test_pools.py", "launch/test_array_parallelism.py"],
+    "launch/settle": ["record/test_lag.py", "record/test_ownership.py"],
+    "launch/submitit_bridge": ["record/test_lag.py"],
     "launch/later_jobs": ["launch/test_successor.py", "launch/test_top_up.py"],
     "launch/submit": [
         "launch/test_killed_anywhere.py",
         "launch/test_private_folder.py",
         "operate/test_hold.py",
         "notify/test_notify.py",
+        "launch/test_array_parallelism.py",
     ],
     "observe/advice": ["cli/test_advise.py", *_RULES],
     "observe/facts": _RULES,
     "observe/flight": ["observe/inside/test_flight.py", "observe/inside/test_hang.py"],
     "observe/profile_request": ["observe/profile/test_profile_request.py"],
     "observe/straggler_log": ["observe/stragglers/test_straggler_log.py", "observe/stragglers/test_judge.py"],
-    "observe/telemetry": ["observe/telemetry/test_samples.py", "observe/telemetry/test_care.py"],
+    "observe/telemetry": [
+        "observe/telemetry/test_care.py",
+        "operate/test_axes.py",
+        "operate/test_logs.py",
+        "observe/telemetry/test_samples.py",
+    ],
     "observe/rules_of_resources": _RULES,
     "observe/rules_of_time": _RULES,
 }
@@ -145,23 +207,42 @@ class Mutant:
         return f"{self.path}:{self.line} {self.operator.partition('/')[2]}"
 
     def source(self) -> str | None:
-        """Return the file with the error; None if it is no Python, or differs in an annotation, which nothing reads."""
+        """Return the file with the error; None if it is no Python, or means the same (`_meaning`)."""
         from cosmic_ray.mutating import mutate_code
         from cosmic_ray.plugins import get_operator
 
         before = self.path.read_text()
         try:
             after: str = mutate_code(before, get_operator(self.operator)(), self.occurrence)
-            return after if _meaning(after) != _meaning(before) else None
+            is_equality = self.operator.endswith(_EQUALITY)
+            return after if _meaning(after, is_equality) != _meaning(before, is_equality) else None
         except (SyntaxError, AttributeError):  # the `*` of `def call(*, key)` is no product, `a.B` of `except` no name
             return None
 
 
-def _meaning(source: str) -> str:
+_GUARDS = frozenset({"frozen", "slots", "kw_only"})
+_EQUALITY = ("ReplaceComparisonOperator_Is_Eq", "ReplaceComparisonOperator_IsNot_NotEq")
+
+
+def _meaning(source: str, is_equality: bool) -> str:
+    """Return what a run of the code can depend on. Errors in the rest are not drawn, for no test could see them.
+
+    Nothing reads annotations. `frozen`, `slots` and `kw_only` of a dataclass only refuse code that mypy refuses too.
+    What stands under `if TYPE_CHECKING:` is for mypy. `x == State.DONE` says the same as `x is State.DONE`, since the
+    members of an enum are equal to nothing but themselves; the opposite error is drawn, for a text equals a StrEnum's.
+    """
     tree = ast.parse(source)
     for node in ast.walk(tree):
         for field in {"annotation", "returns"} & set(node._fields):
             setattr(node, field, ast.Constant(None))
+        match node:
+            case ast.Call(func=ast.Name("dataclass")):
+                node.keywords = [keyword for keyword in node.keywords if keyword.arg not in _GUARDS]
+            case ast.If(test=ast.Name("TYPE_CHECKING") | ast.UnaryOp(ast.Not(), ast.Name("TYPE_CHECKING"))):
+                node.test, node.body = ast.Name("TYPE_CHECKING"), [ast.Pass()]
+            case ast.Compare(ops=[ast.Is() | ast.IsNot()], comparators=[ast.Attribute(ast.Name(owner))]):
+                if is_equality and owner[:1].isupper():
+                    node.ops = [ast.Eq() if isinstance(node.ops[0], ast.Is) else ast.NotEq()]
     return ast.dump(tree)
 
 
@@ -178,7 +259,7 @@ def draw(paths: Sequence[Path], count: int, seed: int) -> list[tuple[Mutant, str
     for path in paths:
         seen: Counter[str] = Counter()
         for node in ast_nodes(get_ast(path.read_text())):
-            for name, operator in operators if node.type not in _NEVER else ():
+            for name, operator in () if {node.type, getattr(node, "value", "")} & _NEVER else operators:
                 for begin, _ in operator.mutation_positions(node):
                     mutant = Mutant(path, begin[0], name, seen[name])
                     places.setdefault((path, begin, name.partition("_")[0]), []).append(mutant)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants import NEAREST
+from tests.mutants import NEAREST, _meaning
 from tests.unit.launch.frozen_code.projects import write_files
 
 _CODE = """
@@ -82,3 +82,24 @@ def test_every_nearest_test_and_what_it_is_nearest_to_are_there() -> None:
     assert not [test for test in tests if not (root / "tests/unit" / test).is_file()]
     code = root / "hpc_trainer"
     assert not [name for name in NEAREST if not (code / f"{name}.py").is_file() and not (code / name).is_dir()]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_equality", "is_same"),
+    [
+        ("def f(a: int) -> int: pass", "def f(a: str) -> str: pass", False, True),
+        ("@dataclass(frozen=True, order=True)\nclass A: pass", "@dataclass(order=True)\nclass A: pass", False, True),
+        ("@dataclass(order=True)\nclass A: pass", "@dataclass(order=False)\nclass A: pass", False, False),
+        ("@dataclass\nclass A: pass", "class A: pass", False, False),
+        ("f(frozen=True)", "f(frozen=False)", False, False),
+        ("if TYPE_CHECKING:\n    import a", "if not TYPE_CHECKING:\n    import a", False, True),
+        ("if x:\n    import a", "if not x:\n    import a", False, False),
+        ("a is State.b", "a == State.b", True, True),
+        ("a is not State.b", "a != State.b", True, True),
+        ("a is not State.b", "a == State.b", True, False),
+        ("a is state.b", "a == state.b", True, False),
+        ("a == State.b", "a is State.b", False, False),
+    ],
+)
+def test_what_means_the_same_is_not_drawn(before: str, after: str, is_equality: bool, is_same: bool) -> None:
+    assert (_meaning(before, is_equality) == _meaning(after, is_equality)) is is_same

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -9,18 +10,22 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.config.schema.cluster import Executor
+from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch import grids as grids_module
-from hpc_trainer.launch.grids import plan_grid, retry, submit_grid
+from hpc_trainer.launch.grids import plan_grid, retry, submit_grid, with_canaries
+from hpc_trainer.launch.plan import SweepPlan
 from hpc_trainer.record.files import write_atomic
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.spec import RunSpec
 from hpc_trainer.record.states import CANCEL, RunState
 from hpc_trainer.record.status import read_status
 from hpc_trainer.record.submissions import read_submissions
-from tests.unit.launch.grids import make_grid, submit
+from tests.unit.launch.grids import make_grid, make_plan, submit
 from tests.unit.launch.scripts import read_script
 from tests.unit.record.builders import make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
+
+SLURM = ("cluster=slurm",)
 
 
 @pytest.fixture
@@ -135,3 +140,55 @@ def test_the_batch_script_looks_for_the_marker_before_it_requeues(
     assert (done.returncode, done.stderr) == (75, b"")
     assert fake_slurm.calls() == ([] if is_cancelled else ["scontrol requeue Incomplete 101_0"])
     assert not paths.requeue_request("101_0", 2).exists(), "a request is for one incarnation"
+
+
+def _canaries(plan: SweepPlan, count: int) -> list[tuple[tuple[str, ...], int, tuple[str, ...]]]:
+    """Of each array its runs, its parallelism, and the runs that it waits for."""
+    arrays = with_canaries(plan, count).arrays
+    return [(tuple(spec.run_id for spec in array.specs), array.parallelism, tuple(array.canaries)) for array in arrays]
+
+
+def test_some_runs_of_each_shape_go_first_and_the_others_wait_for_them(tmp_path: Path) -> None:
+    small, large = make_specs(4, *SLURM), make_specs(2, *SLURM, "hardware=gpu_x16")
+    plan = make_plan(tmp_path, [*small, *large])
+    s, g = [spec.run_id for spec in small], [spec.run_id for spec in large]
+    assert _canaries(plan, 2) == [
+        ((s[0], s[1]), 2, ()), ((g[0], g[1]), 2, ()), ((s[2], s[3]), 2, (s[0], s[1])),
+    ]  # fmt: skip
+    assert _canaries(plan, 3)[2:] == [((s[3],), 1, (s[0], s[1], s[2]))]
+    assert [len(run_ids) for run_ids, *_ in _canaries(plan, 4)] == [4, 2]
+    asked = dataclasses.replace(plan, starts=("2026-11-26T00:00:00", None))
+    assert with_canaries(asked, 2).starts == (None,) * 3
+    assert with_canaries(plan, 2).starts == ()
+
+
+@pytest.mark.parametrize("state", [RunState.RUNNING, RunState.PENDING, RunState.REQUEUED])
+def test_runs_that_have_a_job_are_canaries_before_new_ones(tmp_path: Path, state: RunState) -> None:
+    specs = make_specs(4, *SLURM)
+    ids = [spec.run_id for spec in specs]
+    plan = make_plan(tmp_path, specs, {ids[0]: state})
+    assert _canaries(plan, 1) == [((ids[1], ids[2], ids[3]), 3, (ids[0],))]
+    assert _canaries(plan, 2) == [((ids[1],), 1, ()), ((ids[2], ids[3]), 2, (ids[0], ids[1]))]
+
+
+def test_a_shape_that_has_a_complete_run_needs_no_canary(tmp_path: Path) -> None:
+    specs = make_specs(3, *SLURM)
+    plan = make_plan(tmp_path, specs, {specs[0].run_id: RunState.COMPLETED})
+    assert with_canaries(plan, 1).arrays == plan.arrays
+
+
+def test_canaries_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, make_specs(2, *SLURM))
+    (array,) = plan.arrays
+    local = dataclasses.replace(plan, grid=make_grid(tmp_path, plan.grid.specs, Executor.local))
+    rival = dataclasses.replace(plan, arrays=(dataclasses.replace(array, choice=0),))
+    pool = dataclasses.replace(plan, arrays=(dataclasses.replace(array, slots=2),))
+    for wrong, count, words in (
+        (plan, 0, "--canary 0 must be at least 1. Use --canary 1."),
+        (local, 1, "--canary needs Slurm, which holds the other runs: with cluster=local leave it out."),
+        (rival, 1, "--canary cannot be combined with hardware=first:a,b. Leave one of them out."),
+        (pool, 1, "--canary cannot be combined with pool.jobs, as slots take runs in turn. Leave one of them out."),
+    ):
+        with pytest.raises(ConfigError) as error:
+            with_canaries(wrong, count)
+        assert str(error.value) == words

@@ -204,9 +204,9 @@ def _whole_notes(*words: str, **limits: bool) -> list[str]:
         partitions={"spare": Partition(name="spare", gives_whole_nodes=limits.pop("partition", False))},
         nodes=tuple(
             NodeGroup(
-                partition="spare", num_nodes=9, cpus=64, memory_mb=1000, gpus={"a100": count}, features=frozenset()
+                partition=name, num_nodes=9, cpus=cpus, memory_mb=1000, gpus={"a100": count}, features=frozenset()
             )
-            for count in (8, 4)
+            for name, cpus, count in (("another", 1, 1), ("spare", 64, 8), ("spare", 64, 4), ("test", 1, 1))
         ),
         **limits,
     )

@@ -25,7 +25,7 @@ from hpc_trainer.errors import (
 from hpc_trainer.launch import submit as submit_module
 from hpc_trainer.launch.frozen_code.archive import archive_of
 from hpc_trainer.launch.settle import settle_intents
-from hpc_trainer.launch.submit import submit_plan
+from hpc_trainer.launch.submit import ask_slurm, submit_plan, with_mail
 from hpc_trainer.operate.control import cancel_runs
 from hpc_trainer.record.files import make_folder
 from hpc_trainer.record.journal import Journal
@@ -440,3 +440,57 @@ def test_a_local_queue_starts_runs_from_the_frozen_code_if_there_is_some(
     assert "--archive" not in installed
     assert frozen[frozen.index("--archive") + 1] == archive
     assert [word for word in frozen if word not in ("--archive", archive)] == installed
+
+
+_NO_ROOM = "Batch job submission failed: Job violates accounting/QOS policy (QOSMaxSubmitJobPerUserLimit)"
+_DRAINED = "allocation failure: Requested node configuration is not available"
+_WRONG = "allocation failure: Invalid account or account/partition combination specified"
+_LATE = "allocation failure: Socket timed out on send/recv operation"
+
+
+@pytest.mark.parametrize(
+    ("error", "note", "problem", "is_kept"),
+    [
+        (_NO_ROOM, f"Slurm has no room for cpu_x1 now: {_NO_ROOM}", None, True),
+        (_DRAINED, f"Slurm cannot start cpu_x1 as the nodes are now: {_DRAINED}", None, True),
+        (_WRONG, None, f"Slurm would refuse hardware=cpu_x1: {_WRONG}", True),
+        (_LATE, f"sbatch --test-only did not answer: {_LATE}", None, False),
+    ],
+)
+def test_what_slurm_says_of_a_shape_is_a_note_or_a_problem_and_is_kept_with_the_shape(
+    folder: Path, fake_slurm: FakeSlurm, error: str, note: str | None, problem: str | None, is_kept: bool
+) -> None:
+    made = make_plan(folder, make_specs(2, *SLURM))
+    plan = dataclasses.replace(made, notes=("an earlier note",))
+    shape = plan.arrays[0].shape
+    fake_slurm.answer("test-only", code=1, error=f"sbatch: error: {error}\n")
+    asked = ask_slurm(plan)
+    assert asked.notes == ("an earlier note", *filter(None, [note]))
+    assert asked.problems == tuple(filter(None, [problem]))
+    assert asked.answers[shape] == (None, (note or problem) if is_kept else None)
+    assert asked.starts == (None,)
+    assert len(fake_slurm.calls("test-only")) == 1
+
+
+def test_a_shape_that_was_accepted_before_is_not_asked_of(folder: Path, fake_slurm: FakeSlurm) -> None:
+    plan = make_plan(folder, make_specs(2, *SLURM))
+    shape = plan.arrays[0].shape
+    assert ask_slurm(plan, frozenset({shape})).starts == (None,)
+    assert fake_slurm.calls() == []
+    asked = ask_slurm(plan)
+    assert asked.starts == ("2026-01-01T00:00:00",)
+    assert asked.answers[shape] == ("2026-01-01T00:00:00", None)
+    wrong = dataclasses.replace(plan, problems=("something else",))
+    fake_slurm.forget_calls()
+    assert ask_slurm(wrong).problems == ("something else",)
+    assert fake_slurm.calls() == []
+
+
+def test_mail_is_an_option_of_sbatch_that_the_user_may_override() -> None:
+    cluster = {"name": "lab", "sbatch": {"mail-type": "ALL"}}
+    assert with_mail({"cluster": cluster}) is cluster
+    assert with_mail({"cluster": cluster, "notify": {"mail": None}}) is cluster
+    options = {"mail-user": "ann@lab", "mail-type": "ALL"}
+    assert with_mail({"cluster": cluster, "notify": {"mail": "ann@lab"}}) == {"name": "lab", "sbatch": options}
+    plain = {"name": "lab", "sbatch": {"mail-user": "ann@lab", "mail-type": "END,FAIL"}}
+    assert with_mail({"cluster": {"name": "lab"}, "notify": {"mail": "ann@lab"}}) == plain

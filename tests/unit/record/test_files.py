@@ -8,6 +8,8 @@ import random
 import re
 import resource
 import signal
+import stat
+import struct
 import subprocess
 import sys
 import time
@@ -16,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.errors import RunStateError, UntrustedFileError
+from hpc_trainer.record import files
 from hpc_trainer.record.files import (
     append_lines,
     append_texts,
@@ -326,3 +329,46 @@ def test_a_disk_that_is_full_is_told_with_the_file(tmp_path: Path) -> None:
                 write()
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def _acl(*permissions: int) -> bytes:
+    """Of the owner, a user 65534, the owner's group, the mask and the others."""
+    tags = [(0x01, 2**32 - 1), (0x02, 65534), (0x04, 2**32 - 1), (0x10, 2**32 - 1), (0x20, 2**32 - 1)]
+    entries = [struct.pack("<HHI", tag, allowed, who) for (tag, who), allowed in zip(tags, permissions, strict=True)]
+    return struct.pack("<I", 2) + b"".join(entries)
+
+
+@pytest.mark.parametrize(
+    ("umask", "narrowed"), [(0o027, (7, 5, 5, 5, 0)), (0o077, (7, 0, 0, 0, 0)), (0o022, (7, 5, 5, 5, 5))]
+)
+def test_a_default_acl_gives_new_files_what_the_umask_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, umask: int, narrowed: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr(files, "_umask", umask)
+    try:
+        os.setxattr(tmp_path, files.DEFAULT_ACL, _acl(7, 7, 7, 7, 7))
+    except OSError as error:
+        pytest.skip(f"the file system has no ACLs: {error}")
+    files.make_folder(tmp_path)
+    assert os.getxattr(tmp_path, files.DEFAULT_ACL) == _acl(*narrowed)
+    files.make_folder(tmp_path / "new" / "newer")
+    for folder in (tmp_path / "new", tmp_path / "new" / "newer"):
+        assert os.getxattr(folder, files.DEFAULT_ACL) == _acl(*narrowed)
+        assert stat.S_IMODE(folder.stat().st_mode) & umask == 0
+
+
+@pytest.mark.parametrize("umask", [0o077, 0o027])
+def test_folders_and_their_parents_have_the_mode_that_the_umask_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, umask: int
+) -> None:
+    monkeypatch.setattr(files, "_umask", umask)
+    before = os.umask(0)
+    try:
+        files.make_folder(tmp_path / "a" / "b")
+        files.make_folder(tmp_path / "a" / "b")
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("a", "a/b")] == [0o777 & ~umask] * 2
+    (tmp_path / "file").touch()
+    with pytest.raises(FileExistsError):
+        files.make_folder(tmp_path / "file")

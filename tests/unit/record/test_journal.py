@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from pathlib import Path
@@ -12,12 +13,22 @@ import pytest
 from hpc_trainer.record import journal as journal_module
 from hpc_trainer.record.files import write_json
 from hpc_trainer.record.journal import (
+    OVERHEATED,
     Attempt,
+    FirstWeights,
     Journal,
+    Move,
     failures_of_storage,
     failures_untold,
+    read_first_weights,
+    read_heartbeat,
+    read_move,
+    read_result,
     restarts_without_progress,
     successor_jobs,
+    write_first_weights,
+    write_move,
+    write_result,
 )
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.reading import Faults, read_lines
@@ -290,3 +301,72 @@ def test_what_a_search_for_a_batch_found_is_told_and_nothing_else(journal: Journ
     assert journal.fits() == [(0, {"micro_batch_size": 8})]
     (attempt,) = journal.read()
     assert [(each["action"], each["step"]) for each in attempt.guarded] == [("skip", 3)]
+
+
+def test_a_result_is_written_before_the_mark_that_a_reader_relies_on(paths: RunPaths) -> None:
+    write_result(
+        paths,
+        step=9,
+        num_steps=10,
+        attempt=2,
+        world_size=4,
+        cause="early_stop",
+        reason="no gain",
+        metrics={"loss": 0.5},
+    )
+    assert json.loads(paths.result.read_text()) == {
+        "run_id": paths.run_id, "step": 9, "num_steps": 10, "attempts": 3, "world_size": 4, "cause": "early_stop",
+        "reason": "no gain", "metrics": {"loss": 0.5},
+    }  # fmt: skip
+    assert read_result(paths.result) == {
+        "step": 9,
+        "cause": "early_stop",
+        "reason": "no gain",
+        "metrics": {"loss": 0.5},
+    }
+    assert json.loads(paths.marker("DONE").read_text())["time"] > 0
+    assert paths.marker("DONE").stat().st_mtime_ns >= paths.result.stat().st_mtime_ns
+
+
+def test_a_heartbeat_is_bounded(paths: RunPaths) -> None:
+    remarks = {f"r{number}": "x" * 2_001 for number in range(9)}
+    beat = {"step": 3, "num_steps": 10, "attempt": 1, "time": 1000.0, "steps_per_s": 2.5,
+            "eta_s": float("inf"), "node": "n1", "metrics": {"loss": 0.5}}  # fmt: skip
+    write_json(paths.heartbeat, {**beat, "remarks": {"number": 3, **remarks}})
+    found = read_heartbeat(paths.heartbeat)
+    assert found.pop("remarks") == {f"r{number}": "x" * 2_000 for number in range(8)}
+    assert found == {key: beat[key] for key in ("step", "num_steps", "attempt", "time", "steps_per_s", "metrics")}
+    write_json(paths.heartbeat, {**beat, "step": -1, "remarks": "none"})
+    faults = Faults()
+    assert "step" not in read_heartbeat(paths.heartbeat, faults)
+    assert len(faults) == 1
+    paths.heartbeat.unlink()
+    assert read_heartbeat(paths.heartbeat) == read_result(paths.result) == {}
+
+
+def test_a_move_is_read_as_it_was_written(paths: RunPaths) -> None:
+    move = Move(node="n7", cause=OVERHEATED, why="the GPU of rank 3 is hot", time=1000.0)
+    assert read_move(paths, 2) is None
+    paths.telemetry.mkdir(parents=True)
+    write_move(paths, 2, move)
+    assert read_move(paths, 2) == move
+    assert read_move(paths, 1) is None
+    assert move.text == "overheated, it leaves n7: the GPU of rank 3 is hot"
+    paths.move(2).write_text('{"node": "n7", "cause": "overheated", "why": "", "time": "now"}')
+    faults = Faults()
+    assert read_move(paths, 2, faults) is None
+    assert len(faults) == 1
+
+
+def test_what_a_run_began_with_is_said_in_one_line(paths: RunPaths) -> None:
+    weights = FirstWeights(path="a.pt", digest="ab", loaded={"x": "y", "z": "z"})
+    assert weights.line() == "init_from: 2 weights and buffers are from a.pt."
+    write_first_weights(paths, weights)
+    assert read_first_weights(paths) == weights
+    weights = dataclasses.replace(weights, converted=("x",), begin_anew=("head",), unused=("old",))
+    assert weights.line() == (
+        "init_from: 2 weights and buffers are from a.pt; 1 of them in another number format; head began anew; "
+        "not used: old."
+    )
+    write_first_weights(paths, weights)
+    assert read_first_weights(paths) == weights

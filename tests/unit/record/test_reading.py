@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hpc_trainer.errors import RunStateError
+from hpc_trainer.record import reading
 from hpc_trainer.record.files import append_lines
 from hpc_trainer.record.journal import Journal, read_failure, read_heartbeat, read_result
 from hpc_trainer.record.layout import RunPaths
@@ -18,13 +21,33 @@ from hpc_trainer.record.metrics import MetricsLog, read_metrics
 from hpc_trainer.record.reading import (
     MAX_LINE,
     Faults,
+    FaultsOf,
+    as_amount,
+    as_bool,
+    as_count,
+    as_table,
+    as_text,
+    as_time,
+    exists,
+    is_finite,
+    is_number,
+    is_there,
+    list_folder,
+    metric_values,
     parse_record,
     parse_together,
+    parsed_file,
+    parsed_lines,
     raw_lines,
     read_bytes,
+    read_ends,
     read_json,
     read_lines,
+    retry_stale,
     seal,
+    tell,
+    tuple_of,
+    typed,
 )
 from hpc_trainer.record.states import RunState
 
@@ -225,3 +248,176 @@ def test_lines_are_parsed_together_if_each_is_a_record() -> None:
     assert parse_together([b'{"step": 1}\n', b'{"step": 2}\n']) == [{"step": 1}, {"step": 2}]
     for lines in ([b"1\n", b"2\n"], [b'{"step": 1}, {}\n'], [b'{"step": 1}\n', b"[]\n"], [b'{"step": 1']):
         assert parse_together(lines) is None
+
+
+_WRONG_COUNTS = [-1, 2**63, True, 1.0, "1", None]
+
+
+@pytest.mark.parametrize(
+    ("convert", "right", "wrong", "words"),
+    [
+        (as_text, [("", ""), ("x", "x")], [3, None, b"x"], "is not text"),
+        (as_count, [(0, 0), (2**63 - 1, 2**63 - 1)], _WRONG_COUNTS, "is not a whole number ≥ 0"),
+        (as_time, [(0, 0.0), (1.5, 1.5), (2**36 - 1, 2.0**36 - 1)], [-1, 2**36, True, "1", math.nan], "is not a time"),
+        (as_amount, [(0, 0.0), (2.5, 2.5)], [-0.1, math.inf, math.nan, True, "1", 2**63], "is not a number ≥ 0"),
+        (as_bool, [(True, True), (False, False)], [0, 1, "true", None], "is neither true nor false"),
+        (as_table, [({}, {}), ({"a": 1}, {"a": 1})], [[], None, "{}"], "is not a JSON object"),
+        (tuple_of(as_text), [([], ()), (["a"], ("a",))], ["a", ("a",), [3], None], "is not (a list|text)"),
+    ],
+)
+def test_a_value_is_of_its_kind_or_refused(
+    convert: Callable[[object], object], right: list[tuple[object, object]], wrong: list[object], words: str
+) -> None:
+    for value, expected in right:
+        assert convert(value) == expected
+        assert type(convert(value)) is type(expected)
+    for value in wrong:
+        with pytest.raises(ValueError, match=words):
+            convert(value)
+
+
+def test_a_value_is_shown_in_few_characters() -> None:
+    with pytest.raises(ValueError, match=f"^'{'x' * 39} is not a whole number ≥ 0$"):
+        as_count("x" * 100)
+    with pytest.raises(ValueError, match=f"^{2**63 - 1} is not text$"):
+        as_text(2**63 - 1)
+    for number in (2**63, -(2**63)):
+        with pytest.raises(ValueError, match=r"^an integer of many digits is not text$"):
+            as_text(number)
+
+
+def test_keys_that_may_be_missing() -> None:
+    kinds, optional = {"a": as_text}, {"b": as_count, "c": as_count}
+    assert typed({"a": "x", "b": 3, "c": None, "d": 4}, kinds, optional) == {"a": "x", "b": 3}
+    with pytest.raises(KeyError, match="a"):
+        typed({"b": 3}, kinds, optional)
+    with pytest.raises(ValueError, match="not a whole number"):
+        typed({"a": "x", "c": "3"}, kinds, optional)
+
+
+def test_which_values_are_numbers() -> None:
+    values = [0, -1, 2**63 - 1, 1.5, math.inf, math.nan, 2**63, -(2**63), True, "1", None]
+    assert [is_number(value) for value in values] == [True] * 6 + [False] * 5
+    assert [is_finite(value) for value in values] == [True] * 4 + [False] * 7
+    record = {
+        "a": 1,
+        "b": 1.5,
+        "c": None,
+        "d": True,
+        "e": "x",
+        "f": "NaN",
+        "g": "-Infinity",
+        "h": 2**63,
+        "i": "Infinity",
+    }
+    found = metric_values(record)
+    assert math.isnan(found.pop("f"))
+    assert found == {"a": 1, "b": 1.5, "c": None, "g": -math.inf, "i": math.inf}
+
+
+def test_what_the_file_system_refuses_is_a_fault_of_its_own_kind(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    refused, words = tmp_path / ("x" * 300), os.strerror(errno.ENAMETOOLONG)
+    for read, empty in (
+        (read_json, None), (read_bytes, None), (list_folder, None), (exists, None),
+        (lambda path, faults: list(read_lines(path, faults)), []),
+        (lambda path, faults: read_ends(path, faults, last=10), (b"", b"")),
+        (lambda path, faults: is_there(path, faults=faults), False),
+    ):  # fmt: skip
+        faults = Faults()
+        assert read(refused, faults) == empty
+        assert faults == [f"{refused.name} cannot be read: {words}"]
+        assert faults.refusal is not None
+        assert faults.refusal.errno == errno.ENAMETOOLONG
+    for refuse in (exists, is_there):
+        with pytest.raises(OSError, match=words):
+            refuse(refused)
+    faults = Faults()
+    assert (exists(tmp_path, faults), exists(tmp_path / "none", faults), is_there(tmp_path / "none" / "x")) == (
+        True, False, False
+    )  # fmt: skip
+    assert list_folder(tmp_path / "none", faults) == []
+    assert list_folder(tmp_path, faults) == ["loop"]
+    assert is_there(tmp_path / "loop", faults=faults)
+    assert not faults
+
+
+def test_a_fault_of_a_run_is_the_sweeps_too_and_once(tmp_path: Path) -> None:
+    whole = Faults()
+    first, second = OSError(errno.EIO, "first"), OSError(errno.EIO, "second")
+    for _ in range(2):
+        faults = FaultsOf("a", whole)
+        tell(faults, tmp_path / "x", KeyError("step"), 3)
+        faults.refuse(tmp_path / "y", first)
+        faults.refuse(tmp_path / "y", second, 4)
+        assert faults == [
+            "x line 3 cannot be read: it has no 'step'", "y cannot be read: first", "y line 4 cannot be read: second"
+        ]  # fmt: skip
+        assert faults.refusal is first
+    assert whole == [f"a: {fault}" for fault in faults]
+    assert whole.refusal is first
+    tell(None, tmp_path / "x", "nobody listens")
+
+
+def test_the_ends_of_a_file_do_not_overlap(path: Path) -> None:
+    assert read_ends(path, last=4, first=3) == (b"", b"")
+    path.write_bytes(b"0123456789")
+    assert read_ends(path, last=4, first=3) == (b"012", b"6789")
+    assert read_ends(path, last=4) == (b"", b"6789")
+    assert read_ends(path, last=8, first=3) == (b"01", b"23456789")
+    assert read_ends(path, last=20, first=3) == (b"", b"0123456789")
+
+
+def test_a_file_is_read_up_to_its_limit(path: Path) -> None:
+    path.write_bytes(b"x" * 2**20)
+    assert read_bytes(path, limit=2**20) == b"x" * 2**20
+    faults = Faults()
+    assert read_bytes(path, faults, limit=2**20 - 1) is None
+    assert faults == ["x.jsonl cannot be read: it has more than 0 MiB"]
+
+
+def test_a_file_that_grows_while_it_is_read_is_read_to_its_end(path: Path) -> None:
+    data = b"0123456789" * 20_000
+    path.write_bytes(data)
+    for size in (0, 1, len(data) - 1, len(data), len(data) + 1):
+        assert reading._read(os.open(path, os.O_RDONLY), size, reading.MAX_FILE) == data
+    some = reading._read(os.open(path, os.O_RDONLY), 10, 70_000)
+    assert data.startswith(some)
+    assert 70_000 < len(some) < len(data)
+
+
+def test_a_call_is_tried_again_while_the_server_has_lost_its_handle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading.time, "sleep", lambda seconds: None)
+    stale, calls = OSError(errno.ESTALE, "stale"), list[int]()
+
+    def call_of(errors: list[OSError]) -> Callable[[], int]:
+        def call() -> int:
+            calls.append(1)
+            if errors:
+                raise errors.pop()
+            return 7
+
+        return call
+
+    for count in (0, 1, 3):
+        assert retry_stale(call_of([stale] * count)) == 7
+    calls.clear()
+    with pytest.raises(OSError, match="stale"):
+        retry_stale(call_of([stale] * 4))
+    assert len(calls) == 4
+    with pytest.raises(OSError, match="input"):
+        retry_stale(call_of([OSError(errno.EIO, "input")]))
+    assert len(calls) == 5
+
+
+def test_what_a_parser_refuses_is_a_fault(path: Path) -> None:
+    path.write_text('{"a": "x"}\n')
+    assert parsed_file(path, lambda record: as_text(record["a"])) == "x"
+    faults = Faults()
+    assert parsed_file(path, lambda record: as_count(record["a"]), faults) is None
+    assert parsed_file(path, lambda record: as_count(record["b"]), faults) is None
+    assert list(parsed_lines(path, lambda record: as_count(record["a"]), faults)) == []
+    why = "'x' is not a whole number ≥ 0"
+    places = ("x.jsonl cannot", "x.jsonl cannot", "x.jsonl line 1 cannot")
+    whys = (why, "it has no 'b'", why)
+    assert faults == [f"{place} be read: {said}" for place, said in zip(places, whys, strict=True)]

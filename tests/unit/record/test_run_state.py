@@ -258,3 +258,19 @@ def test_a_local_run_outlives_its_queue(local: SweepOnDisk) -> None:
     local.submit(DEAD, "local", age_s=200)
     local.start(executor="local", job_id="local-1", pid=1, age_s=100)
     assert _one(local).state is S.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("queue", "state", "cause"),
+    [
+        ("", S.CANCELLED, "cancelled"),
+        ("500_0|PENDING||Priority|x\n", S.CANCELLED, "cancelled"),
+        ("500_0|RUNNING|n7|None|x\n", S.RUNNING, None),
+    ],
+)
+def test_the_mark_of_a_cancel_counts_unless_the_run_is_at_work(
+    sweep: SweepOnDisk, fake_slurm: FakeSlurm, queue: str, state: RunState, cause: str | None
+) -> None:
+    fake_slurm.answer("squeue", queue)
+    sweep.run().marker("CANCEL").touch()
+    assert (_one(sweep).state, _one(sweep).cause) == (state, cause)

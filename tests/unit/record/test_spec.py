@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import tracemalloc
 from pathlib import Path
@@ -12,7 +13,17 @@ from hpc_trainer.config.schema.cluster import GpuRequest
 from hpc_trainer.errors import ConfigError, RunStateError, UntrustedFileError
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.reading import Faults
-from hpc_trainer.record.spec import append_specs, lost_spec, read_spec, read_specs
+from hpc_trainer.record.spec import (
+    OtherShape,
+    append_specs,
+    claim_spec,
+    drawn_names,
+    leaves,
+    lost_spec,
+    read_drawn,
+    read_spec,
+    read_specs,
+)
 from hpc_trainer.slurm.shape import shape_of
 from tests.unit.record.builders import make_config, make_spec, make_specs
 
@@ -197,3 +208,49 @@ def test_a_file_that_was_changed_since_a_spec_was_found_in_it_is_said(paths: Swe
     paths.specs.write_text("")
     with pytest.raises(RunStateError, match="was changed while it was read"):
         spec.typed()
+
+
+def test_a_drawn_run_is_claimed_once_and_read_with_the_facts_of_its_draw(paths: SweepPaths) -> None:
+    first, second = make_specs(2)
+    assert drawn_names(paths, Faults()) == []
+    assert claim_spec(paths, 7, second, {"b": 2})
+    assert claim_spec(paths, 3, first, {"a": 1})
+    assert not claim_spec(paths, 3, second, {"a": 3})
+    (paths.drawn / "note.txt").touch()
+    names = drawn_names(paths, Faults())
+    assert names == ["000003.jsonl", "000007.jsonl"]
+    assert [read_drawn(paths.drawn / name) for name in names] == [(first, {"a": 1}), (second, {"b": 2})]
+    assert read_spec(paths, second.run_id) == second
+    (paths.drawn / names[0]).write_text("{\n")
+    faults = Faults()
+    assert read_drawn(paths.drawn / names[0], faults) is None
+    assert len(faults) == 1
+    assert read_drawn(paths.drawn / names[0]) is None
+    (paths.drawn / names[1]).chmod(0o666)
+    with pytest.raises(UntrustedFileError):
+        read_drawn(paths.drawn / names[1])
+
+
+def test_each_item_of_a_hardware_list_is_a_run_of_its_own() -> None:
+    (plain,) = make_specs(1)
+    assert plain.on(0) is plain
+    assert (plain.on_each(), plain.hardware_names) == ([plain], plain.hardware)
+    large = make_spec("hardware=cpu_x2", seed=0)
+    other = OtherShape(hardware="cpu_x2", shape=large.shape, sections={"hardware": large.config["hardware"]})
+    both = dataclasses.replace(plain, others=(other,))
+    second = dataclasses.replace(
+        plain, hardware="cpu_x2", shape=large.shape, config={**plain.config, "hardware": large.config["hardware"]}
+    )
+    assert both.on_each() == [plain, second]
+    assert both.hardware_names == f"first:{plain.hardware},cpu_x2"
+    with pytest.raises(RunStateError, match="its spec has no hardware number 2"):
+        both.on(2)
+    here = dataclasses.replace(plain.shape, partition="gpu")
+    again = dataclasses.replace(plain, others=(OtherShape(hardware=plain.hardware, shape=here, sections={}),))
+    assert again.hardware_names == f"first:{plain.hardware}:{plain.shape.partition or 'default'},{plain.hardware}:gpu"
+
+
+def test_the_leaves_of_a_configuration() -> None:
+    tree = {"a": {"b": 1, "c": {}}, "d": [1], "e": {"f": {"g": None}}}
+    assert list(leaves(tree)) == [("a.b", 1), ("a.c", {}), ("d", [1]), ("e.f.g", None)]
+    assert list(leaves(tree, without={"e", "b"})) == [("a.b", 1), ("a.c", {}), ("d", [1])]

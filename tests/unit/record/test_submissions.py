@@ -5,30 +5,45 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from hpc_trainer.errors import UntrustedFileError
+from hpc_trainer.errors import RunStateError, UntrustedFileError
 from hpc_trainer.record.layout import RunPaths, SweepPaths
-from hpc_trainer.record.reading import read_lines
+from hpc_trainer.record.reading import Faults, read_lines
 from hpc_trainer.record.submissions import (
     SUCCESSOR,
     TOP_UP,
     Book,
+    Removed,
     Submission,
     Waiting,
+    as_digest,
+    as_job_id,
+    as_race,
+    as_run_ids,
+    claim_run,
+    claimed_by,
     latest_of_each_run,
     newest_of_run,
     read_ledger,
+    read_removed,
+    read_removed_sweep,
     read_submissions,
+    rivals_of_each_run,
+    winner_of,
     write_confirmation,
     write_doubt,
     write_dropped,
     write_intent,
     write_refused,
+    write_removed,
+    write_removed_sweep,
     write_waiting,
 )
+from hpc_trainer.slurm.commands import user_name
 
 
 @pytest.fixture
@@ -249,3 +264,85 @@ def test_a_line_that_says_nothing_hides_no_other(paths: SweepPaths, line: str) -
         file.write(line + "\n")
     write_confirmation(paths, intent, "77")
     assert [each.job_id for each in read_submissions(paths)] == ["77"]
+
+
+def _raced(paths: SweepPaths, run_ids: tuple[str, ...], race: str | None) -> Submission:
+    return write_intent(paths, executor="slurm", hardware="cpu_x1", run_ids=run_ids, race=race)
+
+
+def test_jobs_of_one_run_on_several_shapes_are_rivals_until_it_is_submitted_anew(paths: SweepPaths) -> None:
+    first, second = (_raced(paths, ("a", "b"), "0" * 32) for _ in range(2))
+    assert rivals_of_each_run([first, second]) == {run: ((first, i), (second, i)) for i, run in enumerate("ab")}
+    other = _raced(paths, ("b",), "1" * 32)
+    assert rivals_of_each_run([first, second, other])["b"] == ((other, 0),)
+    alone = _raced(paths, ("a",), None)
+    assert list(rivals_of_each_run([first, second, other, alone])) == ["b"]
+
+
+def test_one_job_has_the_run_and_says_so_again(paths: SweepPaths) -> None:
+    run = paths.run("a")
+    run.folder.mkdir()
+    first, second = (_raced(paths, ("a",), "0" * 32) for _ in range(2))
+    jobs = ((first, 0), (second, 0))
+    assert winner_of(run, jobs) is None
+    assert claimed_by(run, "0" * 32) is None
+    assert claim_run(run, second)
+    assert not claim_run(run, first)
+    assert claim_run(run, second)
+    assert winner_of(run, jobs) == (second, 0)
+    assert claimed_by(run, "0" * 32) == second.uuid
+    run.claim("0" * 32).write_text("{")
+    with pytest.raises(RunStateError, match="exists but cannot be read, so the job that has a is unknown"):
+        claim_run(run, first)
+
+
+def test_if_the_claim_is_lost_the_attempts_tell_who_has_the_run(paths: SweepPaths) -> None:
+    intents = [_raced(paths, ("a", "b"), "0" * 32) for _ in range(2)]
+    for number, intent in enumerate(intents):
+        write_confirmation(paths, intent, str(7 + number))
+    first, second = read_submissions(paths)
+    jobs = ((first, 1), (second, 1))
+    assert winner_of(paths.run("b"), jobs, {"8_1"}) == (second, 1)
+    assert winner_of(paths.run("b"), jobs, {"8_0"}) is None
+
+
+def test_who_removed_a_run_and_when(paths: SweepPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
+    write_removed(paths, "a", "0" * 32)
+    write_removed(paths, "b", "")
+    (paths.removed / "c.json").write_text('{"user": "anna"}')
+    (paths.removed / "d.json").write_text("{")
+    (paths.removed / "note.txt").touch()
+    faults = Faults()
+    removed = Removed(user=user_name(), time=1000.0, uuid="0" * 32)
+    names = [path.name for path in paths.folder.iterdir()]
+    assert read_removed(paths, names, faults) == {"a": removed, "b": Removed(user=user_name(), time=1000.0)}
+    assert len(faults) == 2
+    assert read_removed(paths, [], faults) == {}
+    clock = time.strftime("%Y-%m-%d %H:%M", time.localtime(1000))
+    assert removed.words == f"removed by {user_name()}, {clock}"
+    assert read_removed_sweep(paths.folder) is None
+    write_removed_sweep(paths.folder)
+    assert read_removed_sweep(paths.folder) == Removed(user=user_name(), time=1000.0)
+
+
+_DIGEST, _RACE = "0123456789abcdef" * 4, "0123456789abcdef" * 2
+
+
+@pytest.mark.parametrize(
+    ("convert", "right", "wrong", "words"),
+    [
+        (as_run_ids, ["a", "b"], ["a", ["a", 3], ["a", "b/c"], ("a",)], "run_ids is not a list of run ids"),
+        (as_job_id, "123_4", [123, "", "1 2", "a" * 301], "job_id is not a job id"),
+        (as_job_id, "a" * 300, [None], "job_id is not a job id"),
+        (as_digest, _DIGEST, [_DIGEST[1:], f"{_DIGEST}0", _DIGEST.upper(), 3], "code is not a digest"),
+        (as_race, _RACE, [_RACE[1:], f"{_RACE}0", _RACE.upper(), 3], "race is not an identifier"),
+    ],
+)
+def test_what_names_files_is_checked(
+    convert: Callable[[object], object], right: object, wrong: object, words: str
+) -> None:
+    assert convert(right) == (tuple(right) if isinstance(right, list) else right)
+    for value in wrong:
+        with pytest.raises(ValueError, match=words):
+            convert(value)

@@ -11,8 +11,10 @@ from hpc_trainer.errors import SilentError, SlurmError, UnclearError
 from hpc_trainer.slurm.queue import (
     Allocation,
     ask_allocations,
+    ask_left,
     find_ended,
     is_of,
+    keeps_accounting,
     left_of,
     parse_accounting,
     parse_allocations,
@@ -179,3 +181,24 @@ def test_hours_left_are_the_limit_less_what_was_used_and_what_runs() -> None:
     assert left_of(rows) == {"gpu": 9.0, "core": 70.0}
     assert left_of([*rows, ["lab", "", "gres/gpu=120", "gres/gpu=180", ""]]) == {"gpu": 0.0, "core": 70.0}
     assert left_of([["lab", "", "", "cpu=1200", ""]]) == {}, "no limit"
+
+
+def test_hours_left_are_those_of_the_account_itself(fake_slurm: FakeSlurm) -> None:
+    rows = (
+        "Account|User|GrpTRESMins|GrpTRESRaw|TRESRunMins|",
+        "lab||gres/gpu=600|gres/gpu=60|gres/gpu=0|",
+        " lab|ann|gres/gpu=60|gres/gpu=0|gres/gpu=0|",
+        "other||gres/gpu=120|gres/gpu=0|gres/gpu=0|",
+    )
+    fake_slurm.print("sshare", "".join(f"{row}\n" for row in rows))
+    assert ask_left("lab") == {"gpu": 9.0}
+    assert fake_slurm.calls() == ["sshare -p -A lab -o Account,User,GrpTRESMins,GrpTRESRaw,TRESRunMins"]
+
+
+@pytest.mark.parametrize(
+    ("error", "keeps"),
+    [("", True), ("Slurm accounting storage is disabled", False), ("Unable to contact slurmdbd", True)],
+)
+def test_only_sacct_itself_says_that_there_is_no_accounting(fake_slurm: FakeSlurm, error: str, keeps: bool) -> None:
+    fake_slurm.print("sacct", "", code=int(bool(error)), error=f"{error}\n")
+    assert keeps_accounting() is keeps

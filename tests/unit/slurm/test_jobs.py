@@ -12,13 +12,19 @@ from hpc_trainer.slurm.jobs import (
     JobInfo,
     Preemption,
     cancel_jobs,
+    cancel_named,
     parse_duration,
     parse_job,
     parse_preemption,
     parse_time,
+    read_script,
     requeue,
+    requeue_by_hand,
+    requeue_held,
     show_job,
+    show_preemption,
     show_scripts,
+    update_job,
 )
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
@@ -197,3 +203,34 @@ def test_the_script_of_a_job_is_named_by_its_array_if_it_has_one(fake_slurm: Fak
         "JobId=43 ArrayJobId=42 ArrayTaskId=1 JobName=b Command=/runs/s/scripts/b c.sh WorkDir=/runs\n",
     )
     assert show_scripts(["41", "42"]) == {"41": "/runs/s/scripts/a.sh", "42": "/runs/s/scripts/b c.sh"}
+
+
+def test_what_else_is_done_to_a_job(fake_slurm: FakeSlurm) -> None:
+    fake_slurm.print("scontrol", "#!/bin/sh\n")
+    fake_slurm.print("scancel", "")
+    assert read_script("7") == "#!/bin/sh\n"
+    requeue_by_hand("7_1")
+    requeue_held("7_2")
+    update_job("7_3", ["StartTime=now", "Nice=0"])
+    cancel_named("7_4", "digits-01234567")
+    assert fake_slurm.calls() == [
+        "scontrol write batch_script 7 -", "scontrol requeue 7_1", "scontrol requeuehold Incomplete 7_2",
+        "scontrol update JobId=7_3 StartTime=now Nice=0", "scancel --quiet --name=digits-01234567 7_4",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("mode", "brings_back"), [("REQUEUE", True), ("REQUEUE,GANG", True), ("CANCEL", False), ("SUSPEND,GANG", False)]
+)
+def test_which_preemption_brings_a_job_back(mode: str, brings_back: bool) -> None:
+    assert Preemption(mode=mode, grace_s=0.0, kill_wait_s=30.0).brings_back is brings_back
+
+
+def test_how_a_partition_preempts_is_asked_in_one_call(fake_slurm: FakeSlurm) -> None:
+    fake_slurm.print(
+        "scontrol", "PartitionName=low GraceTime=60 PreemptMode=REQUEUE\nKillWait                = 45 sec\n"
+    )
+    assert show_preemption("low") == Preemption(mode="REQUEUE", grace_s=60.0, kill_wait_s=45.0)
+    assert fake_slurm.calls() == ["scontrol -o"]
+    assert parse_preemption("PreemptMode=CANCEL") == Preemption(mode="CANCEL", grace_s=0.0, kill_wait_s=30.0)
+    assert parse_preemption("GraceTime=60") is None

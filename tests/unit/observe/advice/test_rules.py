@@ -536,3 +536,99 @@ def test_a_part_of_the_records_of_a_long_run_tells_its_pace(tmp_path: Path) -> N
     assert (pace.step_s, pace.wait_share) == (pytest.approx(0.5), pytest.approx(0.2))
     assert pace.lines == pytest.approx(1000, rel=0.02), "rules that count records see about all of them"
     assert pace.steps == pytest.approx(10_000, rel=0.02)
+
+
+def _words_of(rule: str) -> tuple[str, ...]:
+    return next(words for name, words, *_ in CASES if name == rule)
+
+
+def _held(throttle: float, clock: float, samples: int = 5, reason: str = "hw_thermal") -> dict[str, Any]:
+    return {"ranks": [rank(utilisation=0.9, throttle={reason: throttle}, clock_share=clock, samples=samples)]}
+
+
+def _paced(seconds: float, wait_s: float = 0.0, steps: int = 1000) -> dict[str, Any]:
+    return {"pace": Pace(steps=steps, seconds=seconds, wait_s=wait_s, lines=steps)}
+
+
+def _at_work(share: float, wait: float = 0.01) -> dict[str, Any]:
+    return {"ranks": [rank(utilisation=share)], "pace": waiting(wait)}
+
+
+def _compiled(seconds: float, step_s: float) -> dict[str, Any]:
+    return {"spent": {"step": step_s, "compile": seconds}}
+
+
+def _timeouts(start_s: float, attempts: int = 2) -> dict[str, Any]:
+    return {"spent": spent(start_up=start_s), "attempts": attempts, "cause": "timeout"}
+
+
+# Name of the rule, facts at its threshold, and facts that miss it by a little.
+EDGES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("data-workers", {"pace": waiting(0.2)}, {"pace": waiting(0.199)}),
+    ("data-workers", _paced(2.0, 1.0), _paced(2.0, 0.999)),
+    ("data-cpus", *({"pace": waiting(0.6), "ranks": [rank(cpus=cpus, cpus_allowed=2)]} for cpus in (1.8, 1.79))),
+    ("idle-workers", *({"ranks": [rank(most_cpus=cpus)]} for cpus in (3.33, 3.34))),
+    ("idle-workers", *({"ranks": [rank()], "pace": waiting(share)} for share in (0.019, 0.02))),
+    ("saves-wait", {"spent": spent(save_stall=11.12)}, {"spent": spent(save_stall=11.1)}),
+    ("saves-wait", {"spent": {"step": 1.0, "save_stall": 1.0}}, {"spent": {"step": 1.0, "save_stall": 0.99}}),
+    ("saves-often", {"spent": spent(save_stall=11.12)}, {"spent": spent(save_stall=11.1)}),
+    ("saves-seldom", *({"spent": spent(redone=s, save_stall=0.1), "attempts": 3} for s in (11.2, 11.0))),
+    ("evaluations", {"spent": spent(evaluation=42.9)}, {"spent": spent(evaluation=42.8)}),
+    ("log-lines", _paced(49.9), _paced(50.0)),
+    ("compile-time", _compiled(30.0, 70.0), _compiled(29.9, 70.1)),
+    ("compile-time", _compiled(5.0, 5.0), _compiled(4.99, 5.0)),
+    ("time-limit-short", _timeouts(11.12), _timeouts(11.1)),
+    ("time-limit-short", _timeouts(60.0), _timeouts(60.0, attempts=1)),
+    ("all-reduce", *({"measured": LINKS, "memory": {"gradients": size}} for size in (2e7, 1.99e7))),
+    ("precision", _at_work(0.5), _at_work(0.49)),
+    ("precision", _paced(1.0), _paced(0.99)),
+    ("host-bound", _at_work(0.5), _at_work(0.51)),
+    ("host-bound", _at_work(0.3, 0.1), _at_work(0.3, 0.11)),
+    ("held-back", _held(0.3, 0.7), _held(0.29, 0.7)),
+    ("held-back", _held(0.6, 0.95), _held(0.6, 0.96)),
+    ("held-back", _held(0.6, 0.7), _held(0.6, 0.7, samples=4)),
+    ("held-back", _held(0.6, 0.6, reason="power_cap"), _held(0.6, 0.61, reason="power_cap")),
+    ("idle-cpus", *({"ranks": [rank(most_cpus=cpus, cpus_allowed=8)]} for cpus in (2.0, 2.01))),
+    ("idle-cpus", *({"ranks": [rank(cpus_allowed=8, samples=samples)]} for samples in (5, 4))),
+    ("host-memory", {"ranks": [rank(most_rss=16.0 * GB)]}, {"ranks": [rank(most_rss=16.1 * GB)]}),
+    ("short-runs", {"needs_s": [119.9] * 10}, {"needs_s": [119.9] * 9}),
+    ("short-runs", {"needs_s": [119.9] * 10}, {"needs_s": [120.0] * 10}),
+]
+
+
+@pytest.mark.parametrize(("rule", "at", "beyond"), EDGES, ids=[f"{edge[0]}-{i}" for i, edge in enumerate(EDGES)])
+def test_a_rule_speaks_at_its_threshold_and_not_beyond(rule: str, at: dict[str, Any], beyond: dict[str, Any]) -> None:
+    (found,) = (each for each in RULES if each.name == rule)
+    words = _words_of(rule)
+    assert [len(list(found.find(facts_of(words, **known)))) for known in (at, beyond)] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("rule", "word", "known", "is_said"),
+    [
+        ("idle-cpus", "hardware.cpus_per_task=3", {"ranks": [rank(most_cpus=0.5, cpus_allowed=3)]}, True),
+        ("idle-cpus", "hardware.cpus_per_task=2", {"ranks": [rank(most_cpus=0.5, cpus_allowed=2)]}, False),
+        ("host-memory", "hardware.mem_gb_per_node=11", {"ranks": [rank(most_rss=1 * GB)]}, True),
+        ("host-memory", "hardware.mem_gb_per_node=10", {"ranks": [rank(most_rss=1 * GB)]}, False),
+    ],
+)
+def test_a_request_that_is_a_little_too_large_is_nothing_to_say(
+    rule: str, word: str, known: dict[str, Any], is_said: bool
+) -> None:
+    (found,) = (each for each in RULES if each.name == rule)
+    assert bool(list(found.find(facts_of((*SLURM, word), **known)))) is is_said
+
+
+def test_a_time_limit_is_too_long_from_four_times_the_need_on() -> None:
+    (found,) = (each for each in RULES if each.name == "time-limit-long")
+    words = _words_of("time-limit-long")
+    need_s = 360 * 60 - facts_of(words).run.spec.shape.signal_lead_s
+    said = [list(found.find(facts_of(words, needs_s=[need_s + more_s]))) for more_s in (0.0, 1.0)]
+    assert [len(each) for each in said] == [1, 0]
+
+
+def test_the_one_evaluation_at_the_end_of_a_short_run_is_not_divided() -> None:
+    (found,) = (each for each in RULES if each.name == "evaluations")
+    known = {"spent": spent(evaluation=100.0)}
+    (finding,) = found.find(facts_of((*SMALL, "train.num_steps=1000", "train.eval_every_steps=2000"), **known))
+    assert finding.changes[0].gain.share == 0.0

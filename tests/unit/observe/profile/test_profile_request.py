@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.observe.profile_request import ProfileRequest, read_request, withdraw, write_request
+from hpc_trainer.observe.profile_request import (
+    DONE,
+    FAILED,
+    ProfileAnswer,
+    ProfileRequest,
+    read_answer,
+    read_request,
+    withdraw,
+    write_answer,
+    write_request,
+)
 from hpc_trainer.record.files import write_json
 from hpc_trainer.record.layout import RunPaths
 
@@ -55,3 +65,32 @@ def test_only_ones_own_request_is_withdrawn(tmp_path: Path) -> None:
     withdraw(paths, other)
     assert not paths.profile_request.exists()
     withdraw(paths, other)
+
+
+def test_a_request_is_wanted_until_its_command_no_longer_waits() -> None:
+    request = ProfileRequest(id="a1", time=1000.0, keep_s=60.0, num_steps=3, ranks=(0,))
+    ages = (-120.5, -120.0, 0.0, 60.0, 60.5)
+    assert [request.is_wanted(1000.0 + age) for age in ages] == [False, True, True, True, False]
+    assert not request.is_wanted(), "that was in 1970"
+
+
+@pytest.mark.parametrize("num_steps", [1, 1000])
+def test_the_least_and_the_largest_request(tmp_path: Path, num_steps: int) -> None:
+    paths = RunPaths(tmp_path / "run")
+    paths.folder.mkdir(mode=0o700)
+    request = ProfileRequest(id="a1", time=1000.0, keep_s=60.0, num_steps=num_steps, ranks=(0, 3))
+    write_request(paths, request)
+    assert read_request(paths) == request
+
+
+def test_a_rank_answers_as_it_was_written(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "run")
+    paths.profile.mkdir(parents=True)
+    assert read_answer(paths, 0) is None
+    answer = ProfileAnswer(id="a1", state=DONE, attempt=1, step=20, figures={"step_s": 0.5}, lines=("one", "two"))
+    write_answer(paths, 0, answer)
+    failed = ProfileAnswer(id="a1", state=FAILED, attempt=1, step=20, error="out of memory")
+    write_answer(paths, 1, failed)
+    assert (read_answer(paths, 0), read_answer(paths, 1)) == (answer, failed)
+    paths.profile_answer(1).write_text('{"id": "a1", "state": "done", "attempt": -1, "step": 20}')
+    assert read_answer(paths, 1) is None

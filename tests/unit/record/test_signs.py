@@ -1,0 +1,92 @@
+"""Signs: which lines count, and what is filled into the texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from hpc_trainer.record.signs import SIGNS, found_in, sign_of
+
+FAULT = "uncorrectable ECC error"
+ECC = f"CUDA error: {FAULT} encountered"
+MODULE = "ModuleNotFoundError: No module named 'x'"
+
+
+def _name(lines: Sequence[str]) -> str | None:
+    sign = sign_of(lines)
+    return None if sign is None else sign.name
+
+
+_OTHER = _name([MODULE])
+
+
+@pytest.mark.parametrize(
+    ("lines", "name"),
+    [
+        ([], None),
+        (["step 3"], None),
+        ([ECC, "step 3"], "gpu_ecc"),
+        ([ECC, MODULE], _OTHER),
+        ([MODULE, ECC], "gpu_ecc"),
+        # Only the error of the last traceback counts, and none of the lines above it.
+        ([ECC, "Traceback (most recent call last):", '  File "a.py"', "KeyError: 'x'"], _name(["KeyError: 'x'"])),
+        ([ECC, "Traceback (most recent call last):", f"  {ECC}", MODULE], _OTHER),
+        ([ECC, "Traceback (most recent call last):", '  File "a.py"'], "gpu_ecc"),  # the error itself is missing
+        # An error that passes on another one does not hide what stands above it.
+        ([ECC, "Traceback (most recent call last):", "  frame", "ChildFailedError: rank 3"], "gpu_ecc"),
+        (["Traceback (most recent call last):", "  frame", MODULE,
+          "Traceback (most recent call last):", "  frame", "CalledProcessError: 3"], _OTHER),
+        ([ECC, "Traceback (most recent call last):", "  frame", MODULE, "",
+          "The above exception was the direct cause of the following exception:", "",
+          "Traceback (most recent call last):", "  frame", "ValueError: 3"], _OTHER),
+        ([f"WARNING {ECC}"], None),
+        ([f"UserWarning: {ECC}"], None),
+        ([f"retrying after {ECC}"], None),
+        (["x" * (500 - len(FAULT)) + FAULT], "gpu_ecc"),
+        (["x" * (501 - len(FAULT)) + FAULT], None),  # a line is read so far
+        ([f"  {ECC}"], "gpu_ecc"),
+    ],
+)  # fmt: skip
+def test_which_line_tells_why(lines: list[str], name: str | None) -> None:
+    assert _name(lines) == name
+
+
+def test_a_sign_says_what_it_found_and_where() -> None:
+    line = "train.py: error: unrecognized arguments: --lr " + "9" * 100
+    sign = sign_of(["step 3", line, "step 4"])
+    assert sign is not None
+    assert (sign.name, sign.line, sign.matched) == ("arguments", line, line.partition("error: ")[2][:80])
+    assert sign.says == f"the program does not accept its command line: {sign.matched}"
+
+
+@pytest.mark.parametrize(
+    ("last", "says"),
+    [
+        ({0: 5, 1: 5, 2: 4}, ": rank 2 was behind the others"),
+        ({0: 5, 1: 4, 2: 4}, ": ranks 1, 2 were behind the others"),
+        (dict.fromkeys(range(9), 4) | {9: 5}, ": ranks 0, 1, 2, 3, 4, 5, 6, 7 were behind the others"),
+        ({0: 5, 1: 5}, ""),
+        ({}, ""),
+    ],
+)
+def test_ranks_that_came_late_to_a_collective_are_named(last: dict[int, int], says: str) -> None:
+    (sign,) = (sign for sign in SIGNS if sign.finds is not None)
+    assert sign.finds is not None
+    lines = [
+        f"[Rank {rank}] Timeout, last enqueued NCCL work: {work}, last completed: 3" for rank, work in last.items()
+    ]
+    assert sign.finds(["step 3", *lines]) == says
+
+
+def test_signs_of_a_node_and_no_others_send_the_run_elsewhere() -> None:
+    of_node = {sign.name for sign in SIGNS if sign.is_of_node}
+    assert {"gpu_ecc", "launch_failed"} < of_node
+    assert {"arguments", "syntax", "signal", "crash", "labels"}.isdisjoint(of_node)
+    assert of_node < {sign.name for sign in SIGNS if any("hardware.exclude" in words for words in sign.advice)}
+
+
+def test_the_newest_place_of_a_line_comes_first() -> None:
+    lines = ["a", "the line", "b", "at: the line!", "c"]
+    assert list(found_in(lines, "  the line ")) == [4, 2]
+    assert list(found_in(lines, "none")) == list(found_in(lines, "  ")) == []
