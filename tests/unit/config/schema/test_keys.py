@@ -161,12 +161,12 @@ def _page() -> str:
         "columns are:",
         "",
         "- *run*: does the key belong to [the run id](../concepts.md#identity)? yes: another value gives another run.",
-        "  no: the run stays the same. once set: another value gives another run, but the default is not part of the id.",
+        "  no: the run stays the same. once set: another value gives another run, but the default is not in the id.",
         "- *resume*: what happens if a run continues from a checkpoint with another value",
         "  ([the resume contract](../checkpoint_and_requeue.md#the-resume-contract)).",
         "- *graph*: another value may give another graph of `train.compile`.",
-        "- *counts with*: the choices with which the key has an effect; with others only the default is accepted. (rule):",
-        "  [what goes with what](what_goes_with_what.md), or `plan`, states the condition.",
+        "- *counts with*: the choices with which the key has an effect; with others only the default is accepted.",
+        "  (rule): [what goes with what](what_goes_with_what.md), or `plan`, states the condition.",
     ]  # fmt: skip
     seen, part = set(), None
     for each in sorted(ALL_KEYS, key=lambda each: "." in each.name):  # the root's own keys together
