@@ -164,7 +164,7 @@ class EnvironmentConfig:
     venv: str | None = key(None, ALWAYS)
     """Folder of a virtual environment; in a container, as the container sees it. The ranks run its bin/python."""
     uv: str | None = key(None, ALWAYS)
-    """Folder of a uv project, whose .venv is used; `uv sync` it before. Nothing is installed in a job."""
+    """Folder of a uv project, whose .venv is used. Jobs install nothing: type `uv sync` before."""
     conda: str | None = key(None, ALWAYS)
     """Name or folder of a conda environment, which is activated without `conda init`."""
     conda_root: str | None = key(None, only_with("cluster.environment.conda"))
@@ -185,8 +185,8 @@ class EnvironmentConfig:
     """Further options of the container's program, each with its value, such as --cleanenv; for pyxis, edf and uenv
     options of srun."""
     stage: str | None = key(None, ALWAYS)
-    """Packed environment (a tar of a venv's content, or a file of conda-pack), unpacked once on each node's own disk.
-    The ranks run its bin/python, and that of venv, uv or conda only where no disk takes it."""
+    """Packed environment (a tar of a venv's content, or a file of conda-pack), which each node unpacks once on its own
+    disk. The ranks run its bin/python. If no disk has room, they run the Python of venv, uv or conda."""
     inherit: bool = key(True, ALWAYS)
     """Whether jobs get the variables of the shell that submits. false: sbatch --export=NONE."""
 
@@ -247,8 +247,8 @@ class ClusterConfig:
     account: str | None = key(None, ALWAYS)
     """Slurm account. Put it in ~/.config/hpc_trainer/config.yaml, not into the repository."""
     setup: list[str] = key([], ALWAYS)
-    """Shell lines before srun, trusted: modules, activation of an environment. The first line that fails ends the job.
-    `plan --script` shows them. On this machine they run before each rank."""
+    """Shell lines before srun, for example to load modules or to activate an environment. They run as you. If a line
+    fails, the job ends. `plan --script` shows them. On this machine they run before each rank."""
     python: str | None = key(None, ALWAYS)
     """Python of the ranks; null: the Python that submits."""
     environment: EnvironmentConfig = section(EnvironmentConfig)
@@ -256,7 +256,7 @@ class ClusterConfig:
     env: dict[str, str] = key({}, ALWAYS)
     """Environment variables of every rank, such as NCCL_SOCKET_IFNAME. Never secrets: Slurm keeps scripts."""
     master_addr: str | None = key(None, ALWAYS)
-    """Address where rank 0 listens for the others; null: 127.0.0.1 on one node, else rank 0's host name."""
+    """Address on which rank 0 listens for the other ranks; null: 127.0.0.1 on one node, else rank 0's host name."""
     signal_lead_s: int | None = key(None, ALWAYS, limits="≥ 1")
     """Seconds before the time limit at which SIGUSR2 arrives; null: 120, or a quarter of a short limit."""
     array_parallelism: int = key(256, ALWAYS, limits="1 to 2,147,483,647")
@@ -267,21 +267,22 @@ class ClusterConfig:
     srun_args: list[str] = key([], ALWAYS)
     """Further arguments of srun."""
     sbatch: dict[str, Any] = key({}, ALWAYS)
-    """Further options of sbatch by their long names, as {mail-type: END, reservation: x, exclusive: true}. Options that
-    hpc_trainer sets itself are refused, with the key to use."""
+    """Further options of sbatch by their long names, for example {mail-type: END, reservation: x, exclusive: true}.
+    Options that hpc_trainer sets itself are refused; the message names the key to use."""
     purge_days: int | None = key(None, ALWAYS, limits="≥ 1")
-    """Days after which the site deletes files that nobody has used; `hpc-trainer doctor` warns before. null: never."""
+    """Days after which the site deletes files that nobody has used; `hpc-trainer doctor` warns in time. null: never."""
     max_failures: int = key(3, ALWAYS, limits="≥ 0")
-    """Times that a run restarts after an error of storage or data (exit 74); errors of your own code never restart
-    it."""
+    """Number of restarts after an error of storage or data (exit 74). A run never restarts after an error in your own
+    code."""
     max_no_progress: int = key(3, ALWAYS, limits="≥ 1")
-    """Restarts without a new step after which a run stops for good (exit 76)."""
+    """Number of restarts without a new step after which a run stops for good (exit 76)."""
     min_goodput: float = key(0.05, ALWAYS, limits="[0, 1)")
-    """Least share of allocated time that training must get in attempts that the time limit ends. A run stops for good
-    (exit 76) if its newest attempts of this kind, three or cluster.max_no_progress, are below; 0: no bound."""
+    """Smallest share of the allocated time that must be spent on training in attempts that the time limit ends. A run
+    stops for good (exit 76) if its newest three such attempts are below this share (or cluster.max_no_progress
+    attempts, if that is more). 0: no limit."""
     stop_after_alike: int = key(0, ALWAYS, limits="≥ 0")
-    """Number of runs of a sweep that fail alike, before any has completed, after which a failing run holds the waiting
-    runs (docs/control.md). 0: nothing is held."""
+    """If this number of runs fail in the same way before any run of the sweep has completed, the waiting runs are held
+    (docs/control.md). 0: runs are never held."""
     site: SiteConfig = section(SiteConfig)
     """Facts about the site, with their sources."""
 
@@ -289,10 +290,11 @@ class ClusterConfig:
 @dataclass(kw_only=True, slots=True)
 class BudgetConfig:
     max_gpu_hours: float | None = key(None, ALWAYS, limits="> 0")
-    """Most GPU-hours of all runs that wait or work, each counted once with its full time limit; null: no bound. If it
-    is set, new runs must also fit into what `cluster.account` has left, if Slurm's `sshare` reports it."""
+    """Largest number of GPU-hours of all waiting and running runs, each counted once with its full time limit; null: no
+    limit. If it is set, new runs must also fit into the hours that `cluster.account` has left, if Slurm's `sshare`
+    reports them."""
     max_jobs: int | None = key(None, ALWAYS, limits="≥ 1")
-    """Most runs of the grid that may wait or work at once; null: no bound."""
+    """Largest number of runs of the grid that may wait or run at once; null: no limit."""
 
 
 AUTO_PLACES = "auto"
@@ -306,8 +308,8 @@ class PoolConfig:
     jobs: int | None = key(None, ALWAYS, limits="≥ 1")
     """Jobs, called slots, that take one run after the other; null: each run has a job of its own."""
     per_node: int | str = key(1, only_with("pool.jobs"), limits="≥ 1")
-    """Runs beside each other in one slot, each with its own GPUs and cores. auto: as many as the GPUs, cores and memory
-    of a node allow."""
+    """Number of runs side by side in one slot, each with its own GPUs and cores. auto: as many as the GPUs, cores and
+    memory of a node allow."""
 
 
 class SnapshotMode(str, enum.Enum):

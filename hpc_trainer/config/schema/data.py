@@ -127,7 +127,8 @@ class DigitsConfig(DataConfig):
     num_eval: int = key(360, ALWAYS, COUNTS, limits="1 to 1796")
     """Images held out for evaluation, by a fixed shuffle."""
     max_shift: int = key(0, ALWAYS, ONCE_SET, SCHEDULE, limits="0 to 7")
-    """Most pixels by which a training image is moved, up or down and sideways, drawn again in each epoch."""
+    """Largest number of pixels by which a training image is moved, vertically and horizontally, drawn again in each
+    epoch."""
 
     def num_train_samples(self) -> int:
         return _NUM_DIGITS - self.num_eval

@@ -153,8 +153,9 @@ class GptConfig(ModelConfig):
     embed_dim: int = key(128, ALWAYS, COUNTS, limits="≥ 1")
     """Width of the residual stream."""
     vocab_multiple: int = key(1, ALWAYS, ONCE_SET, limits="≥ 1")
-    """The embedding and the output layer have as many rows as the vocabulary, rounded up to a multiple of this number:
-    tensor cores favour 128 (GPT-2's 50,257 become 50,304). The added rows are never targets, and soon unlikely."""
+    """The embedding and the output layer have as many rows as the vocabulary, rounded up to a multiple of this number.
+    Tensor cores are faster with 128 (GPT-2's 50,257 become 50,304). The added rows are never targets, so training soon
+    makes them unlikely."""
     dropout: float = key(0.0, ALWAYS, COUNTS, SCHEDULE, limits="[0, 1)")
     """Dropout probability."""
     positions: Positions = key(Positions.learned, ALWAYS, ONCE_SET)
@@ -234,13 +235,13 @@ class HfConfig(ModelConfig):
     _target_: str = "hpc_trainer.models.hf.build"
     path: str | None = key(None, ALWAYS, APART, SAFE)
     """Folder with a config.json, as save_pretrained writes it. It is read when the run is planned, and its values are
-    in `config` from then on. Weights come by `init_from=FOLDER`."""
+    in `config` from then on. `init_from=FOLDER` loads the weights."""
     architecture: str | None = key(None, ALWAYS, COUNTS)
     """Name of a class of transformers, such as LlamaForCausalLM; null: the class that the folder's config.json
     names."""
     config: dict[str, Any] = key({}, ALWAYS, COUNTS)
-    """Values of the model's own configuration, as {n_layer: 2}. They win over those of the folder, which win over the
-    defaults of transformers."""
+    """Values of the model's own configuration, for example {n_layer: 2}. They take precedence over those of the folder,
+    and these over the defaults of transformers."""
 
     @property
     def has_labels(self) -> bool:

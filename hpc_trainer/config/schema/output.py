@@ -105,14 +105,14 @@ class NotifyConfig:
     """`notify`: who is notified of a sweep's end, its first failure, a stalled run or a new best one."""
 
     events: list[str] = key(["done", "failed"], only_with("notify.command", "notify.webhook_env"))
-    """Events to report: done (all runs of the newest grid have ended), failed (the first failure), stalled (a run ended
-    because it hung or did not advance), best (a completed run is better than all before)."""
+    """Events that send a message: done (all runs of the newest grid have ended), failed (the first failure), stalled (a
+    run ended because it hung or did not advance), best (a completed run is better than all before)."""
     command: str | None = key(None, ALWAYS)
     """Shell command that is run on the node with the event as JSON on its standard input, and in the variables
     HPC_TRAINER_NOTIFY_EVENT, _SWEEP, _RUN and _TEXT."""
     webhook_env: str | None = key(None, ALWAYS)
-    """Name of the environment variable with the address to which events are posted. The address is a secret: it belongs
-    into the environment of `submit`, never into a file."""
+    """Name of the environment variable with the address to which events are posted. The address is a secret: set it in
+    the environment of `submit`, never in a file."""
     shape: NotifyShape = key(NotifyShape.slack, only_with("notify.webhook_env"))
     """slack: {"text": ...}, as Slack and Mattermost take it. ntfy: a text with Title and Tags. json: all fields."""
     metric: str | None = key(None, only_with("notify.command", "notify.webhook_env"))
@@ -136,7 +136,8 @@ class MonitorConfig:
     log_every_steps: int = key(10, ALWAYS, limits="≥ 1")
     """Steps between lines of metrics.jsonl. The loss is read from the device only then."""
     heartbeat_every_s: float = key(2.0, ALWAYS, limits="≥ 0")
-    """Least seconds between two writes of heartbeat.json in the first minute; five times as many after five minutes."""
+    """Smallest number of seconds between two writes of heartbeat.json in the first minute; five times as many after
+    five minutes."""
     # The stacks of all ranks take some seconds (runtime/watchdog.py).
     watchdog_s: float = key(480.0, ALWAYS, limits="0 or ≥ 10")
     """Seconds without a step, a batch of an evaluation or a save after which the run fails. The rank first writes the

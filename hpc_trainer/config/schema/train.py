@@ -103,31 +103,32 @@ class LoopConfig:
     main: str | None = key(None, ALWAYS, ONCE_SET, INCOMPATIBLE)
     """Dotted name of your own `main(config, run)`, trusted by --trust (docs/own_loop.md); null: the shared loop."""
     command: str | None = key(None, ALWAYS, ONCE_SET, INCOMPATIBLE, in_graph=False)
-    """Program of your own that runs in place of a training of hpc_trainer (docs/any_program.md), as `python train.py
-    --lr {params.lr}
-    --out {run.dir}`: words with placeholders, no shell. `submit --command` sets it."""
+    """Your own program instead of the shared training loop (docs/any_program.md), for example `python train.py --lr
+    {params.lr} --out {run.dir}`: arguments with placeholders, without a shell. `submit --command` sets it."""
     command_per: CommandPer = key(CommandPer.rank, only_with("train.command"), ONCE_SET, INCOMPATIBLE, in_graph=False)
     """rank: the program is started once for each rank, that is for each GPU. node: once for each node, with all its
     GPUs and cores, for programs that start their own ranks, as torchrun, accelerate launch and mpirun do."""
     command_env: CommandEnv = key(CommandEnv.auto, only_with("train.command"), APART, SAFE, in_graph=False)
-    """When the program gets RANK, WORLD_SIZE, MASTER_ADDR and the other variables of torchrun. auto: if the run has
-    several ranks, because many programs take RANK=0 alone for a distributed training. torchrun: with one rank too.
-    tensorflow: as auto, and also TF_CONFIG, in which each start of the program is a worker."""
+    """Which variables of torchrun the program gets, such as RANK, WORLD_SIZE and MASTER_ADDR. auto: all of them if the
+    run has several ranks, and none for one rank, because many programs start distributed training if RANK is set.
+    torchrun: all of them for one rank too. tensorflow: as auto, and also TF_CONFIG, in which each start of the program
+    is a worker."""
     command_signal: CommandSignal = key(CommandSignal.TERM, only_with("train.command"), APART, SAFE, in_graph=False)
-    """Signal for the program and its children when the run must stop: the program must then save and exit."""
+    """Signal that the program and its children get when the run must stop. The program must then save and exit."""
     command_dir: str | None = key(None, only_with("train.command"), APART, SAFE, in_graph=False)
     """Folder in which the program starts; null: the folder in which the run is submitted. run, or {run.dir}: the run's
     own folder, for a program that writes into its working folder. Scripts of the command are then found where you
     submit."""
     command_from: str | None = key(None, only_with("train.command"), APART, SAFE, in_graph=False)
-    """Folder that scripts of the command are relative to; null: the folder in which the program starts, or, if
-    command_dir is the run's own folder, the folder in which the run is submitted."""
+    """Folder in which the scripts of the command are found. null: the folder in which the program starts; if
+    command_dir is the run's own folder, the folder in which you submit."""
     num_steps: int = key(200, ALWAYS, COUNTS, SCHEDULE, limits="≥ 1")
     """Optimizer steps of the whole run."""
     global_batch_size: int = key(64, ALWAYS, COUNTS, SCHEDULE, limits="≥ 1")
     """Samples of one optimizer step over all ranks."""
     batch_per_rank: bool = key(False, ALWAYS, ONCE_SET, SAFE)
-    """global_batch_size is meant for one rank, and multiplied by the ranks when the run is planned (weak scaling)."""
+    """Whether global_batch_size is the number of samples for one rank; it is multiplied by the number of ranks when the
+    run is planned (weak scaling)."""
     micro_batch_size: int | str | None = key(None, ALWAYS, COUNTS, SCHEDULE, in_graph=True, limits="≥ 1")
     """Samples of one forward pass on one rank. null: follows from global_batch_size and grad_accum_steps. auto: the
     largest size that fits, found when the run first starts and kept from then on; grad_accum_steps follows, and the
@@ -154,8 +155,9 @@ class LoopConfig:
     """Share of the target's probability that is spread evenly over all classes; evaluations use the plain loss."""
     loss_chunk_size: int | None = of_feature("chunked_loss")
     max_skipped_steps: int | None = key(10, ALWAYS, ONCE_SET, SCHEDULE, limits="≥ 0")
-    """Most steps in a row whose gradient is not finite (NaN, inf): such a step changes no weight, and one more ends the
-    run. 0: the first one ends it. null: no check. fp16's scaler skips steps by itself while it searches its scale."""
+    """Largest number of steps in a row whose gradient is not finite (NaN, inf). Such a step changes no weight; one more
+    ends the run. 0: the first one ends the run. null: no check. The scaler of fp16 skips steps by itself while it
+    searches its scale."""
     guard: GuardConfig = of_feature("spike_guard")
     recompute: Recompute = key(Recompute.none, ALWAYS, ONCE_SET, SCHEDULE, in_graph=True)
     """Activation checkpointing of the model's blocks. full: only a block's inputs are kept (least memory, about a third
@@ -209,14 +211,14 @@ class AfterConfig:
     """`after`: runs that must be COMPLETED before the run starts (docs/chain.md)."""
 
     runs: list[str] = key([], ALWAYS, APART)
-    """Sweeps and runs that the run follows: SWEEP, SWEEP/RUN, or the folder of either. A sweep means all its runs.
-    `after=A,B/RUN` is short for it. A source of `init_from` that is not complete is followed by itself."""
+    """Sweeps and runs for which the run waits: SWEEP, SWEEP/RUN, or the folder of either. A sweep means all its runs.
+    `after=A,B/RUN` is a short form. If the source of `init_from` is a run that is not complete, the run waits for it
+    automatically."""
     on_failure: OnFailure = key(OnFailure.wait, ALWAYS, APART)
     """Reaction of the run if a run that it follows fails or is cancelled. wait: the run is HELD until the other one is
     retried and complete. cancel: the run is cancelled. start: the run starts as if the other one were complete."""
     content: str | None = key(None, only_with("after.runs"), ONCE_SET)
-    """SHA-256 that stands for the runs whose places the command names by {after.NAME.checkpoint}; filled in by
-    `plan`."""
+    """SHA-256 of the runs that the command names by {after.NAME.checkpoint}; filled in by `plan`."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -382,7 +384,7 @@ class TrainConfig:
     parallel: ParallelConfig = section(ParallelConfig, in_graph=False)
     train: LoopConfig = section(LoopConfig, in_graph=False)
     params: dict[str, Any] = key({}, ALWAYS, ONCE_SET, INCOMPATIBLE, in_graph=False)
-    """Values for your own code, under your own names: `params.dim=64` needs no `+`. JSON must be able to hold them."""
+    """Values for your own code, under your own names: `params.dim=64` needs no `+`. They must be valid JSON."""
     after: AfterConfig = section(AfterConfig, ONCE_SET, SAFE, in_graph=False)
     init_from: InitFromConfig = of_feature("init_from")
     replay: ReplayConfig = of_feature("replay")

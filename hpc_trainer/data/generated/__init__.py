@@ -29,9 +29,9 @@ class SyntheticImagesConfig(DataConfig):
     data_seed: int = key(0, ALWAYS, COUNTS, limits="0 to 9,223,372,036,854,775,807")
     """Seed of the class patterns and the noise, independent of the run's seed."""
     keep_in_memory: bool = key(False, ALWAYS, APART, SAFE)
-    """Each rank (with num_workers, each loader process) keeps the images that it has made: 4 bytes a value, so 1,000
-    images of 224 pixels take 0.6 GB. For runs that must not wait for images, such as benchmarks. The images are the
-    same."""
+    """Whether each rank (with num_workers, each loader process) keeps the images that it has made: 4 bytes for each
+    value, so 1,000 images of 224 pixels take 0.6 GB. This is for runs that must not wait for images, such as
+    benchmarks. The images are the same."""
 
     def num_train_samples(self) -> int:
         return self.num_samples

@@ -42,8 +42,8 @@ class TokensConfig(DataConfig):
     eval_fraction: float = key(0.1, RULED, COUNTS, limits="(0, 1)")
     """Share of a source without eval/, at its end, held out for evaluation."""
     mask_document_starts: bool = key(False, ALWAYS, COUNTS)
-    """The first token of a document is no target, because nothing before it predicts it. Needs tokens with ends of
-    documents."""
+    """Whether the first token of a document is not a target, because no token before it predicts it. Needs tokens with
+    ends of documents."""
 
     def num_train_samples(self) -> int | None:
         try:

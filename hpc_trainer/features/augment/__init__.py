@@ -58,7 +58,7 @@ class AugmentConfig:
     size: int | None = key(None, _WITH_CROP, resume=INCOMPATIBLE, in_graph=True, limits="≥ 1")
     """Side of the model's images in pixels; evaluations use the middle of the loaded images. null: as loaded."""
     crop_area: float = key(0.08, only_with("augment.crop=resized"), limits="(0, 1]")
-    """Least share of the image's area that a resized crop takes; the largest is the whole area."""
+    """Smallest share of the image's area that a resized crop takes; the largest is the whole area."""
     crop_aspect: float = key(4 / 3, only_with("augment.crop=resized"), limits="[1, 10]")
     """Largest ratio of width to height, or of height to width, of a resized crop before it is resized."""
     crop_padding: int = key(4, only_with("augment.crop=padded"), limits="≥ 0")

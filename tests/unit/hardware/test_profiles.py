@@ -155,13 +155,14 @@ def _page() -> str:
     lines = [
         "# All hardware profiles",
         "",
-        "Made of the files in `conf/hardware/` and `conf/cluster/` by a test: `HPC_TRAINER_UPDATE_GOLDEN=1 make unit` "
-        "writes it anew.",
-        "[hardware.md](../hardware.md) says how to choose one; [add_a_cluster.md](../add_a_cluster.md) how to add one.",
+        "This page lists all hardware profiles that ship with hpc_trainer. A test generates it from the files in",
+        "`conf/hardware/` and `conf/cluster/`; `HPC_TRAINER_UPDATE_GOLDEN=1 make unit` writes it again.",
+        "[hardware.md](../hardware.md) shows how to choose a profile, and [add_a_cluster.md](../add_a_cluster.md) how",
+        "to add one.",
         "",
-        "Cores are those of a rank. An empty cell is left to the site. `checked` is the day on which the sources were "
-        "read; many were read in",
-        "a copy, whose version stands behind the address.",
+        "The column *cores* is the number for each rank. If a cell is empty, the site's default is used. *checked* is",
+        "the day on which the sources were read. Many were read in a copy; then the version of the copy stands behind",
+        "the address.",
         "",
         f"- {len(PROFILES) - len(own) - len(nodes)} profiles of {len({each.cluster for each in PROFILES} - {None})} "
         "cluster files",

@@ -156,15 +156,17 @@ def _around(limits: str, is_int: bool) -> tuple[list[float], list[float]]:
 def _page() -> str:
     lines = [
         "# Every key", "",
-        "Made of the schemas in `hpc_trainer/config/schema/`: `HPC_TRAINER_UPDATE_GOLDEN=1 make unit` writes it anew.",
+        "This page lists every key of the configuration, with its legal values and its default. It is generated from",
+        "the schemas in `hpc_trainer/config/schema/`; `HPC_TRAINER_UPDATE_GOLDEN=1 make unit` writes it again. The",
+        "columns are:",
         "",
-        "- *run*: yes: another value makes another run. once set: so too, but its default is no part of the id. no:",
-        "  the same run.",
-        "- *resume*: what another value does to a run that goes on from a checkpoint",
+        "- *run*: does the key belong to [the run id](../concepts.md#identity)? yes: another value gives another run.",
+        "  no: the run stays the same. once set: another value gives another run, but the default is not in the id.",
+        "- *resume*: what happens if a run continues from a checkpoint with another value",
         "  ([the resume contract](../checkpoint_and_requeue.md#the-resume-contract)).",
-        "- *graph*: another value may be another graph of `train.compile`.",
-        "- *counts with*: another value than the default is refused elsewhere. (rule):",
-        "  [what goes with what](what_goes_with_what.md), or `plan`, says when.",
+        "- *graph*: another value may give another graph of `train.compile`.",
+        "- *counts with*: the choices with which the key has an effect; with others only the default is accepted.",
+        "  (rule): [what goes with what](what_goes_with_what.md), or `plan`, states the condition.",
     ]  # fmt: skip
     seen, part = set(), None
     for each in sorted(ALL_KEYS, key=lambda each: "." in each.name):  # the root's own keys together

@@ -9,10 +9,13 @@ from hpc_trainer.config.table.feature import Feature, Row
 
 _HEAD = """# What goes with what
 
-Each line is a refusal of `plan` and `submit`, with the reason. A key alone means any value but its default. What is not
-here goes together: `make test-long` trains each such pair that needs no GPU. Made of the declarations of features
-(`hpc_trainer/features/`) and of the core's own choices (`hpc_trainer/config/table/declarations.py`):
-`HPC_TRAINER_UPDATE_GOLDEN=1 make unit` writes it anew.
+Some settings exclude or need each other. Each row of the table is a rule of `plan` and `submit`: they refuse a setting
+of the first column together with a setting of the third ("not with"), or without it ("only with"). In the reasons, "it"
+is the setting of the first column. If a key stands alone, the row holds for every value except the default.
+Combinations that are not in the table work: `make test-long` trains each such pair that needs no GPU.
+
+A test generates this page from the declarations of features (`hpc_trainer/features/`) and of the core's own choices
+(`hpc_trainer/config/table/declarations.py`); `HPC_TRAINER_UPDATE_GOLDEN=1 make unit` writes it again.
 
 | this | | with this | because |
 |---|---|---|---|
