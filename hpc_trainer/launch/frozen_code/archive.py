@@ -238,7 +238,7 @@ def _stands_there(path: Path, entry: list[str]) -> bool:
     """
     mode, sha256 = entry
     if mode == LINK:
-        return path.exists()
+        return os.path.lexists(path)
     try:
         read = read_file(path)
     except ConfigError:
