@@ -25,7 +25,6 @@ from hpc_trainer.cli.common import (
     terminal_width,
     warn,
 )
-from hpc_trainer.config.schema.output import USUAL_METRICS
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.find import configured_runs_dir, find_sweep
 from hpc_trainer.operate.formats import csv_text, latex_text, markdown_text, shown_cell, shown_columns, write_parquet
@@ -120,7 +119,7 @@ def print_results(status: SweepStatus) -> None:
 def _print(status: SweepStatus, table: ResultTable, asked: Asked, *, every_run: bool) -> None:
     """Print the rows in the order of the sweep, or best first with --sort or too many rows; then the best row."""
     columns = table.columns
-    usual = next((name for name in USUAL_METRICS if name in columns), None)
+    usual = table.compared_by
     by = (asked.sort or "").lstrip("-") or usual
     is_long = len(table.rows) > run_verbs.MOST_LINES and not every_run
     ranked = table.rows if asked.sort else table.sorted_by(by).rows if by and (by in columns) else table.rows

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpc_trainer.config.schema.output import CheckpointConfig, compared_by
 from hpc_trainer.deploy.exported import CARD, read_card
 from hpc_trainer.errors import RunStateError
 from hpc_trainer.operate.report.charts import NUM_COLOURS, Line, figure, legend, line_chart
 from hpc_trainer.operate.report.data import ReportPart
-from hpc_trainer.operate.report.page import BEST_BY, metric_text, table
+from hpc_trainer.operate.report.page import metric_text, table
 
 _ORIGINAL = "original"
 
@@ -77,8 +78,9 @@ def _report(card: Mapping[str, Any], side: Mapping[str, Any], name: str) -> Expo
 
 def _html(exports: Sequence[ExportReport]) -> str:
     """Return charts of the first metric that an export has, over size and over each batch's latency, and a table."""
-    metric = next((name for name in BEST_BY if any(name in export.metrics for export in exports)), None)
-    if metric is None:
+    known = {name for export in exports for name in export.metrics}
+    metric = compared_by(CheckpointConfig(), known) or "loss"
+    if metric not in known:
         return ""
     sides: dict[str, Callable[[ExportReport], float]] = {
         "megabytes": lambda export: export.num_bytes / 1e6,

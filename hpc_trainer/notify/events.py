@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.config.schema.output import USUAL_METRICS, NotifyConfig, is_best_small
+from hpc_trainer.config.schema.output import NotifyConfig, compared_by, is_best_small
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import HpcTrainerError
@@ -98,8 +98,8 @@ def _events(
 def _best(config: TrainConfig, paths: RunPaths, folder: Path) -> Event | None:
     """Return the text and the value if this run is better than all runs completed before; else None."""
     metrics = read_result(paths.result).get("metrics") or {}
-    names = (config.notify.metric, config.checkpoint.keep_best, *USUAL_METRICS)
-    name = next((candidate for candidate in names if candidate is not None and candidate in metrics), None)
+    own = config.notify.metric
+    name = own if own in metrics else compared_by(config.checkpoint, metrics)
     if name is None or not is_finite(metrics[name]):
         return None
     value, before = float(metrics[name]), read_json(folder / "best.json") or {}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpc_trainer.config.schema.output import CheckpointConfig, is_best_small, kept_best, small_is_better
+from hpc_trainer.config.schema.output import CheckpointConfig, compared_by, is_best_small, kept_best, small_is_better
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError, valid
 from hpc_trainer.operate.where import Where
@@ -95,6 +95,13 @@ class ResultTable:
         """The columns in the order of a table."""
         every = _columns_of(self.rows)
         return every if self.chosen is None else list(self.chosen)
+
+    @property
+    def compared_by(self) -> str | None:
+        """The column by which the rows are compared (`config.schema.output.compared_by`); None if there is none."""
+        shown = {name.removeprefix(TOLD): name for name in self.metrics if name in self.columns}
+        metric = compared_by(self.kept, shown)
+        return None if metric is None else shown[metric]
 
     def where(self, condition: Where | None) -> ResultTable:
         """Return the table with the rows that fulfil the condition.

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_trainer.config.schema.output import USUAL_METRICS, is_best_small, kept_best
+from hpc_trainer.config.schema.output import compared_by, is_best_small, kept_best
 from hpc_trainer.config.schema.train import OnFailure
 from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError, UntrustedFileError, did_you_mean
 from hpc_trainer.record.files import make_folder, write_json, write_marker
@@ -295,11 +295,11 @@ def metric_of(specs: Iterable[RunSpec]) -> str | None:
     for spec in specs:
         if spec.is_lost:
             continue
-        if (kept := spec.config["checkpoint"].get("keep_best")) is not None:
-            return str(kept)
+        kept = kept_best(spec.config["checkpoint"])
+        if kept.keep_best is not None:
+            return kept.keep_best
         if not (spec.is_program or spec.is_own_loop):
-            evaluated = spec.typed().task.evaluated
-            return next((name for name in USUAL_METRICS if name in evaluated), None)
+            return compared_by(kept, spec.typed().task.evaluated)
     return None
 
 
@@ -315,11 +315,10 @@ def best_of(folder: Path) -> tuple[RunStatus, str]:
 
 
 def _best(done: Sequence[RunStatus], folder: Path) -> tuple[RunStatus, str]:
-    metric = metric_of(run.spec for run in done)
-    metric = metric or next((name for name in USUAL_METRICS if any(name in run.metrics for run in done)), None)
+    kept = kept_best(done[0].spec.config["checkpoint"] if done else {})
+    metric = metric_of(run.spec for run in done) or compared_by(kept, {name for run in done for name in run.metrics})
     if metric is None:
         raise ConfigError(f"no complete run of {folder} has a metric by which the best is known. Name a run.")
-    kept = kept_best(done[0].spec.config["checkpoint"] if done else {})
     sign = -1.0 if is_best_small(kept, metric) else 1.0
     scores = [(sign * float(run.metrics[metric]), run) for run in done if is_finite(run.metrics.get(metric))]
     if not scores:

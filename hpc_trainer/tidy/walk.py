@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpc_trainer.config.schema.output import USUAL_METRICS, is_best_small
+from hpc_trainer.config.schema.output import compared_by, is_best_small
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.operate.results import kept_by
 from hpc_trainer.operate.show import SweepColumns
@@ -184,19 +184,18 @@ def states_by_files(sweep: SweepPaths, ledger: Ledger, specs: Mapping[str, RunSp
 
 
 def best_of(specs: Mapping[str, RunSpec], folders: Mapping[str, Mapping[str, Any]]) -> tuple[str, float, str] | None:
-    """Return (metric, its best value, the run that has it) among completed runs; None if none has such a metric.
-
-    The metric is that of `checkpoint.keep_best`, else eval_accuracy, else eval_loss.
-    """
-    values = {run_id: folders[run_id]["metrics"] for run_id in specs if run_id in folders}
+    """Return (metric, its best value, the run that has it) among completed runs; None if none has such a metric."""
     kept = kept_by(specs.values())
-    for metric in dict.fromkeys((kept.keep_best, *USUAL_METRICS)):
-        candidates = [(float(metrics[metric]), run_id) for run_id, metrics in values.items() if metric in metrics]
-        numbers = [pair for pair in candidates if pair[0] == pair[0]]  # NaN is no best
-        if metric is not None and numbers:
-            value, run_id = (min if is_best_small(kept, metric) else max)(numbers)
-            return metric, value, run_id
-    return None
+    values: dict[str, list[tuple[float, str]]] = {}
+    for run_id in specs:
+        for name, value in folders.get(run_id, {"metrics": {}})["metrics"].items():
+            if float(value) == float(value):  # NaN is no best
+                values.setdefault(name, []).append((float(value), run_id))
+    metric = compared_by(kept, values)
+    if metric is None:
+        return None
+    value, run_id = (min if is_best_small(kept, metric) else max)(values[metric])
+    return metric, value, run_id
 
 
 def _columns_of(sweep: SweepPaths, ledger: Ledger, specs: Mapping[str, RunSpec], deadline: float) -> dict[str, Any]:

@@ -60,7 +60,8 @@ ALLOWED: dict[str, dict[str, str]] = {
 }
 # What is asked of the user's own files, of the machine, or only shown: an answer of a minute ago does no harm.
 ONLY_SHOWN = {
-    "config", "cli", "data", "training/data", "models", "tasks", "launch/frozen_code/snapshot.py", "launch/frozen_code/files.py",
+    "config", "cli", "data", "training/data", "models", "tasks", "launch/frozen_code/snapshot.py",
+    "launch/frozen_code/files.py",
     "launch/frozen_code/import_path.py", "launch/targets.py", "launch/hydra_app.py",
     "runtime/machine.py", "runtime/code.py", "features/init_from", "observe", "worker/program_start.py", "deploy",
     "operate/report", "operate/find.py", "verify/old_code.py", "verify/preempt.py",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,8 +69,15 @@ def is_best_small(checkpoint: CheckpointConfig, metric: str) -> bool:
     return not best_is_max(checkpoint) if metric == checkpoint.keep_best else small_is_better(metric)
 
 
-USUAL_METRICS = ("eval_accuracy", "eval_loss")
-"""Metrics by which runs are compared if `checkpoint.keep_best` names none; the first one that the runs have is used."""
+_USUAL_METRICS = ("eval_accuracy", "eval_loss")
+
+
+def compared_by(checkpoint: CheckpointConfig, known: Collection[str]) -> str | None:
+    """Return the metric by which runs are compared, among those that are known; None if it is not known.
+
+    It is that of `checkpoint.keep_best`, else eval_accuracy, else eval_loss.
+    """
+    return next((name for name in (checkpoint.keep_best, *_USUAL_METRICS) if name is not None and name in known), None)
 
 
 def kept_best(checkpoint: Mapping[str, Any]) -> CheckpointConfig:

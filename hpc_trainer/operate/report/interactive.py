@@ -30,7 +30,7 @@ from hpc_trainer.domains import contributions
 from hpc_trainer.errors import HpcTrainerError, visible
 from hpc_trainer.operate.report.charts import thinned
 from hpc_trainer.operate.report.data import Panel, Report, RunReport, Scaling, Series
-from hpc_trainer.operate.report.page import BAD, BEST_BY, KIND_COLOURS, STYLE
+from hpc_trainer.operate.report.page import BAD, FIRST_CHARTS, KIND_COLOURS, STYLE
 from hpc_trainer.operate.results import BEST, TOLD, ResultTable, as_value
 from hpc_trainer.operate.why import because_of, by_cause, explain
 from hpc_trainer.record.ledger import TRAINS, WORDS
@@ -178,7 +178,8 @@ def _page_data(sweeps: Sequence[ReportedSweep], numbers: _Numbers) -> dict[str, 
             runs.append(_run(number, run, report, row, axes, config_of.get(report.run_id), table.kept))
             reports.append(report)
     _add_telemetry(sweeps, runs, places, numbers)
-    metric = next((name for name in (*BEST_BY, *metrics) if name in metrics), None)
+    ranking = [*filter(None, (table.compared_by for table in tables)), "loss", *metrics]
+    metric = next((name for name in ranking if name in metrics), None)
     is_up = metric is not None and _is_best_small(metric, tables)
     ranked_by = sweeps[0].report.ranked_by
     if ranked_by is not None and ranked_by[0] in metrics:
@@ -322,7 +323,8 @@ def _curves(reports: Sequence[RunReport], numbers: _Numbers) -> dict[str, dict[i
     total = sum(len(curve) for report in reports for curve in report.curves.values())
     share = min(1.0, _NUMBERS_OF_CURVES / max(1, total))
     names = list(dict.fromkeys(name for report in reports for name in report.curves))
-    ordered = [*(name for name in BEST_BY[::-1] if name in names), *(name for name in names if name not in BEST_BY)]
+    ordered = [name for name in FIRST_CHARTS if name in names]
+    ordered += [name for name in names if name not in ordered]
     curves: dict[str, dict[int, tuple[int, int, int]]] = {name: {} for name in ordered}
     for place, report in enumerate(reports):
         for name, curve in report.curves.items():

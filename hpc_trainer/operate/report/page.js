@@ -73,12 +73,14 @@
     sort: data.sort, isUp: data.is_up, filters: {}, search: "", off: new Set(), all: false,
     columns: new Set(columns.filter((column) => column.shown).map((column) => column.name)),
     most: 50, smooth: 0, logX: false, logY: false, band: "", metric: data.metric || metricNames[0] || curveNames[0] || "",
-    run: data.first,
+    pair: [], run: data.first,
   };
 
-  // --- the address keeps what the table shows: a reload has it too, and so has whoever gets the address ---
+  // --- the address keeps what a user chose: a reload has it too, and so has whoever gets the address ---
 
-  const usual = { sort: state.sort, isUp: state.isUp, columns: [...state.columns].join("\n") };
+  const usual = { ...state, columns: [...state.columns].join("\n") };
+  const MOST = ["10", "20", "50", "100", "1000000"];
+  const keyOf = (run) => (data.sweeps.length > 1 ? `${data.sweeps[run.sweep].name}/${run.id}` : run.id);
   const recall = () => {
     const kept = new URLSearchParams(location.hash.slice(1)), names = columns.map((column) => column.name);
     state.search = kept.get("search") || "";
@@ -86,6 +88,15 @@
     if (kept.has("column")) state.columns = new Set(kept.getAll("column").filter((name) => names.includes(name)));
     for (const name of Object.keys(state.filters)) state.columns.add(name);
     if (names.includes(kept.get("sort"))) { state.sort = kept.get("sort"); state.isUp = kept.has("up"); }
+    const places = new Map(runs.map((run, index) => [keyOf(run), index]));
+    state.off = new Set(kept.getAll("off").filter((key) => places.has(key)).map((key) => places.get(key)));
+    state.run = places.get(kept.get("run")) ?? state.run;
+    if (MOST.includes(kept.get("runs"))) state.most = Number(kept.get("runs"));
+    if (Number(kept.get("smooth")) > 0) state.smooth = Math.min(0.99, Number(kept.get("smooth")));
+    [state.logX, state.logY] = ["x", "y"].map((axis) => kept.getAll("log").includes(axis));
+    if (data.axes.includes(kept.get("band"))) state.band = kept.get("band");
+    if (metricNames.includes(kept.get("metric"))) state.metric = kept.get("metric");
+    state.pair = kept.getAll("axis");
   };
   const keep = () => {
     const kept = new URLSearchParams();
@@ -93,6 +104,15 @@
     for (const [name, filter] of Object.entries(state.filters)) if (filter.trim()) kept.set(`filter.${name}`, filter);
     if (state.sort !== usual.sort || state.isUp !== usual.isUp) { kept.set("sort", state.sort); if (state.isUp) kept.set("up", "yes"); }
     if ([...state.columns].join("\n") !== usual.columns) for (const name of state.columns) kept.append("column", name);
+    for (const index of state.off) kept.append("off", keyOf(runs[index]));
+    if (state.run !== usual.run) kept.set("run", keyOf(runs[state.run]));
+    if (state.most !== usual.most) kept.set("runs", state.most);
+    if (state.smooth) kept.set("smooth", state.smooth);
+    if (state.logX) kept.append("log", "x");
+    if (state.logY) kept.append("log", "y");
+    if (state.band) kept.set("band", state.band);
+    if (state.metric !== usual.metric) kept.set("metric", state.metric);
+    if (state.pair.join("\n") !== usual.pair.join("\n")) for (const name of state.pair) kept.append("axis", name);
     const text = kept.toString();
     if (text !== location.hash.slice(1) && (text || location.hash.includes("="))) history.replaceState(null, "", `#${text}`);
   };
@@ -282,6 +302,7 @@
           if (event.target.checked) state.off.delete(index); else state.off.add(index);
           event.target.closest("tr").classList.toggle("off", !event.target.checked);
           redraw();
+          keep();
         },
       });
       const mark = el("td", {}, swatch(index), box);
@@ -403,13 +424,15 @@
     legendBox.replaceChildren(...items.slice(0, 30).map(([index, name]) => el("li", {}, swatch(index), name)),
       ...(items.length > 30 ? [el("li", {}, `and ${items.length - 30} more`)] : []));
   };
+  const set = (key, value) => { state[key] = value; redraw(); legend(); keep(); };
   const curvesSection = () => section("curves", "Curves",
     el("div", { className: "bar" },
-      select("Runs", [["10", "first 10"], ["20", "first 20"], ["50", "first 50"], ["100", "first 100"], ["1000000", "all"]], String(state.most), (value) => { state.most = Number(value); redraw(); legend(); }),
-      el("label", {}, "Smoothing", el("input", { type: "range", id: "smooth", min: 0, max: 0.99, step: 0.01, value: 0, oninput: (event) => { state.smooth = Number(event.target.value); redraw(); } })),
-      check("log x", false, (isOn) => { state.logX = isOn; redraw(); }),
-      check("log y", false, (isOn) => { state.logY = isOn; redraw(); }),
-      data.axes.length ? select("Band over", [["", "nothing"], ...data.axes.map((axis) => [axis, axis])], "", (value) => { state.band = value; redraw(); legend(); }) : null),
+      select("Runs", MOST.map((most) => [most, most === MOST.at(-1) ? "all" : `first ${most}`]), String(state.most), (value) => set("most", Number(value))),
+      // A browser allows few changes of the address a second: it is changed where the slider is let go.
+      el("label", {}, "Smoothing", el("input", { type: "range", id: "smooth", min: 0, max: 0.99, step: 0.01, value: state.smooth, onchange: keep, oninput: (event) => { state.smooth = Number(event.target.value); redraw(); } })),
+      check("log x", state.logX, (isOn) => set("logX", isOn)),
+      check("log y", state.logY, (isOn) => set("logY", isOn)),
+      data.axes.length ? select("Band over", [["", "nothing"], ...data.axes.map((axis) => [axis, axis])], state.band, (value) => set("band", value)) : null),
     legendBox, el("p", {}), el("div", { className: "plots" }, ...curveNames.map((name) => figure(name, curveChart(name)))));
 
   // --- parameters ---
@@ -470,8 +493,9 @@
   // Two axes: each run where its values are, over a mean of the runs that is weighted by their distance.
   const CELLS_A_SIDE = 40;
   const varied = data.axes.filter((axis) => new Set(runs.map((run) => shown(run.cells[axis]))).size > 1);
-  const ranked = ((data.importance || {})[state.metric] || []).map((one) => one.axis).filter((axis) => varied.includes(axis));
-  state.pair = [...new Set([...ranked, ...varied])].slice(0, 2);
+  const ranked = ((data.importance || {})[usual.metric] || []).map((one) => one.axis).filter((axis) => varied.includes(axis));
+  usual.pair = [...new Set([...ranked, ...varied])].slice(0, 2);
+  if (state.pair.length !== 2 || !state.pair.every((axis) => varied.includes(axis))) state.pair = [...usual.pair];
   const twoAxes = () => {
     const indices = withMetric().slice(0, 500);
     const scales = state.pair.map((axis) => scaleOf(axis, indices));
@@ -504,13 +528,13 @@
   };
   const twoAxesFigure = () => {
     if (varied.length < 2) return null;
-    const choice = (at, title) => select(title, varied.map((name) => [name, name]), state.pair[at], (value) => { state.pair[at] = value; redraw(); });
+    const choice = (at, title) => select(title, varied.map((name) => [name, name]), state.pair[at], (value) => { state.pair[at] = value; redraw(); keep(); });
     const made = figure("Two axes", twoAxes, { note: "Between the runs: a mean of their values weighted by distance, no measurement." });
     made.querySelector("h3").after(el("div", { className: "bar", id: "pair" }, choice(0, "Across"), choice(1, "Upward")));
     return made;
   };
   const parametersSection = () => (data.axes.length && metricNames.length ? section("parameters", "Parameters",
-    el("div", { className: "bar" }, select("Metric", metricNames.map((name) => [name, name]), state.metric, (value) => { state.metric = value; redraw(); })),
+    el("div", { className: "bar" }, select("Metric", metricNames.map((name) => [name, name]), state.metric, (value) => set("metric", value))),
     el("div", { className: "plots one" }, figure("Parallel coordinates", parallel, { high: true })), el("p", {}),
     el("div", { className: "plots" },
       Object.keys(data.importance || {}).length ? figure("Importance", importance, { note: data.importance_note }) : null,
@@ -632,7 +656,7 @@
         el("div", {}, el("label", {}, "Search ", el("input", { type: "search", oninput: (event) => fill(event.target.value) }))),
         el("div", { className: "wide" }, el("table", { className: "config" }, rows))));
   };
-  const chooseRun = (index) => { state.run = index; byId("chosen-run").value = String(index); showRun(); };
+  const chooseRun = (index) => { state.run = index; byId("chosen-run").value = String(index); showRun(); keep(); };
   const runSection = () => {
     const box = el("select", { id: "chosen-run", onchange: (event) => chooseRun(Number(event.target.value)) }, ...runs.map((run, index) => option(String(index), `${data.sweeps.length > 1 ? `${data.sweeps[run.sweep].name}/` : ""}${run.id}`, index === state.run)));
     box.style.maxWidth = "100%";
@@ -670,9 +694,7 @@
   });
   window.addEventListener("hashchange", () => {
     if (!location.hash.includes("=")) { keep(); return; }  // a link to a section of this page
-    recall();
-    byId("search").value = state.search;
-    update();
+    location.reload();
   });
   let before = null;
   window.addEventListener("beforeprint", () => { before = theme; useTheme("light"); recolour(); redraw(true); });

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hpc_trainer.config.schema.output import is_best_small
+from hpc_trainer.config.schema.output import compared_by, is_best_small
 from hpc_trainer.errors import visible
 from hpc_trainer.operate.report.charts import (
     INK,
@@ -124,9 +124,7 @@ def _legend(kinds: Sequence[Kind], *, is_unknown: bool) -> str:
 # More lines cannot be told apart, more charts are not read, and the page stays small.
 _MAX_LINES, _MAX_CHARTS = 60, 12
 _MOST_OF_CAUSE = 1_000
-_FIRST_CHARTS = ("loss", "eval_loss", "eval_accuracy")
-# Metrics that rank the runs, as in `results`.
-BEST_BY = ("eval_accuracy", "eval_loss", "loss")
+FIRST_CHARTS = ("loss", "eval_loss", "eval_accuracy")
 BAD = ("FAILED", "OUT_OF_MEMORY", "NODE_FAIL", "TIMEOUT")
 
 STYLE = (
@@ -297,7 +295,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, first_num: i
 def _charts(report: Report) -> str:
     runs = report.runs
     names = list(dict.fromkeys(name for run in runs for name in run.curves))
-    ordered = [name for name in _FIRST_CHARTS if name in names]
+    ordered = [name for name in FIRST_CHARTS if name in names]
     ordered += [name for name in names if name not in ordered]
     colours = _colours(report)
     charts = [_curves(name, report, colours) for name in ordered[:_MAX_CHARTS]]
@@ -307,9 +305,10 @@ def _charts(report: Report) -> str:
 
 
 def _best_first(report: Report) -> list[RunReport]:
-    """Sort by the last value of the most informative metric, so that a run has the same colour in all charts."""
-    name = next((metric for metric in BEST_BY if any(run.curves.get(metric) for run in report.runs)), None)
-    if name is None:
+    """Sort by the last value of the metric that ranks them, so that a run has the same colour in all charts."""
+    drawn = {name for run in report.runs for name, curve in run.curves.items() if curve}
+    name = compared_by(report.kept, drawn) or "loss"
+    if name not in drawn:
         return list(report.runs)
     return [*_by_last_value(name, report), *(run for run in report.runs if not run.curves.get(name))]
 

@@ -23,6 +23,7 @@ from hpc_trainer.operate.report.interactive import (
     render_interactive,
 )
 from hpc_trainer.operate.results import result_table
+from hpc_trainer.record.files import write_json
 from hpc_trainer.record.metrics import read_metrics, sampled_metrics
 from hpc_trainer.record.reading import Faults
 from hpc_trainer.record.states import RunState
@@ -121,10 +122,14 @@ def test_the_direction_of_a_metric_is_that_of_the_runs_best_checkpoint(
     """The name `spikes` does not tell it, and `results` follows `checkpoint.best_mode`, too."""
     chosen = ("checkpoint.keep_best=spikes", f"checkpoint.best_mode={mode}")
     sweep = make_sweep(tmp_path / "spikes", *chosen, num_runs=2, lines=8, name="spikes")
+    for index in range(2):
+        metrics = json.loads(sweep.run(index).result.read_text())["metrics"]
+        sweep.done(index, **metrics, eval_accuracy=0.5)
     table = result_table(read_status(sweep.paths, is_look=True), typed=True, best=True)
     data = _data_of(page_of(sweep))
     values = [record["spikes"] for record in read_metrics(sweep.run(0).metrics) if "spikes" in record]
     ups = {column["name"]: column["up"] for column in data["columns"]}
+    assert data["metric"] == table.compared_by == "spikes"
     assert ups["spikes"] == ups["spikes.best"] == (best is min)
     assert data["runs"][0]["cells"]["spikes.best"] == best(values) == table.rows[0]["spikes.best"]
     first = table.sorted_by("spikes").rows[0]["run_id"]
@@ -281,6 +286,60 @@ def test_a_reload_has_the_same_filters_order_and_columns(clean_tab: Tab, tmp_pat
     assert "filter" not in tab.js("location.hash")
     tab.js("location.hash = 'filter.state=FAILED&sort=nonsense&column=none&filter.constructor=x'")
     tab.wait("document.querySelectorAll('.runs-table tbody tr').length === 2")
+    assert tab.console == []
+
+
+# What a user chose outside the table, as the page's controls and charts show it.
+CHOSEN = """({
+  off: [...document.querySelectorAll('.runs-table tbody tr.off')].map(row => row.querySelector('.id').textContent),
+  bar: [...document.querySelectorAll('#curves .bar :is(select, input), #parameters > .bar select')].map(
+    control => control.type === 'checkbox' ? control.checked : control.value),
+  pair: [...document.querySelectorAll('#pair select')].map(control => control.value),
+  run: document.querySelector('#chosen-run').selectedOptions[0].textContent,
+  axes: [...document.querySelectorAll('#curves .js-plotly-plot')].slice(0, 1).map(
+    plot => [plot.layout.xaxis.type, plot.layout.yaxis.type, plot.data.length]),
+})"""
+
+
+@needs_chromium
+def test_a_page_written_anew_has_the_unticked_rows_and_the_settings_of_the_curves(
+    clean_tab: Tab, tmp_path: Path
+) -> None:
+    tab, page = clean_tab, tmp_path / "page.html"
+    sweep = make_sweep(tmp_path / "runs" / "mine")
+    page.write_text(page_of(sweep), encoding="utf-8")
+    tab.open(page)
+    at_first = tab.js(CHOSEN)
+    for row in (2, 5):
+        click(tab, f".runs-table tbody tr:nth-child({row}) input")
+    click(tab, ".runs-table tbody tr:nth-child(4) .id button")
+    tab.js("""(() => { const smooth = document.querySelector('#smooth');
+        smooth.value = 0.9; smooth.oninput({target: smooth}); smooth.onchange({target: smooth});
+        for (const box of document.querySelectorAll('#curves input[type=checkbox]')) box.click();
+        const choose = (selector, at, value) => { const box = document.querySelectorAll(selector)[at];
+            box.value = value; box.onchange({target: box}); };
+        choose('#curves select', 0, '10'); choose('#curves select', 1, 'seed');
+        choose('#parameters > .bar select', 0, 'eval_loss');
+        choose('#pair select', 0, 'seed'); choose('#pair select', 1, 'optim.lr'); })()""")
+    see_all(tab)
+    seen = tab.js(CHOSEN)
+    assert len(seen["off"]) == 2
+    assert seen["axes"][0][:2] == ["log", "log"]
+    assert (seen["pair"], seen["bar"][-1]) == (["seed", "optim.lr"], "eval_loss")
+    # As `--watch` writes it when the grid has grown: runs have other places.
+    write_json(sweep.paths.sweep, {"run_ids": [spec.run_id for spec in reversed(sweep.specs)]})
+    page.write_text(page_of(sweep), encoding="utf-8")
+    tab.call("Page.reload")
+    tab.wait("performance.getEntriesByType('navigation')[0].type === 'reload'")
+    tab.wait("document.documentElement?.dataset.shown")
+    see_all(tab)
+    again = tab.js(CHOSEN)
+    assert (sorted(again.pop("off")), again) == (sorted(seen.pop("off")), seen)
+    bad = "off=none&runs=7&smooth=x&log=z&band=none&metric=none&axis=none&axis=seed&run=none"
+    tab.js(f"location.hash = '{bad}'")
+    tab.wait("document.querySelectorAll('.runs-table tbody tr.off').length === 0")
+    tab.wait("document.documentElement?.dataset.shown")
+    assert tab.js(CHOSEN)["bar"] == at_first["bar"]
     assert tab.console == []
 
 

@@ -18,6 +18,7 @@ from hpc_trainer.launch.grids import plan_grid, submit_grid
 from hpc_trainer.operate.find import find_sweep, list_sweeps, select
 from hpc_trainer.operate.results import result_table
 from hpc_trainer.operate.show import sweep_lines
+from hpc_trainer.record import chain
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import known_by_files, read_status
@@ -299,6 +300,36 @@ def test_what_another_run_begins_with_stays(sweep: SweepOnDisk, tmp_path: Path) 
     child.done(0)
     check_not_needed([sweep.paths.folder], sweep.paths, Needs(tmp_path / "runs"), [])
     assert Needs(tmp_path / "runs").of(checkpoint), "clean keeps it all the same"
+
+
+@pytest.mark.parametrize(
+    ("kept", "metrics", "expected"),
+    [
+        ("spikes", {"eval_accuracy": [0.1, 0.9], "spikes": [0.8, 0.2]}, "spikes"),
+        (None, {"eval_accuracy": [0.1, 0.9], "spikes": [0.8, 0.2]}, "eval_accuracy"),
+        ("eval_loss", {"eval_accuracy": [0.1, 0.9], "eval_loss": [0.2, 0.3]}, "eval_loss"),
+        ("spikes", {"eval_accuracy": [0.1, 0.9]}, "eval_accuracy"),
+    ],
+)
+def test_sweeps_results_and_followers_compare_runs_by_one_metric(
+    tmp_path: Path, fake_slurm: FakeSlurm, kept: str | None, metrics: dict[str, list[float]], expected: str
+) -> None:
+    mode = BestMode.max if kept == "spikes" else BestMode.auto  # its name does not tell
+    checkpoint = CheckpointConfig(keep_best=kept, best_mode=mode)
+    sweep = SweepOnDisk(tmp_path / "runs" / "s", make_specs(2, "cluster=slurm", checkpoint=checkpoint))
+    sweep.submit()
+    for index in range(2):
+        sweep.start(index, resumed=0)
+        sweep.end(index, state=RunState.COMPLETED, cause="done")
+        sweep.done(index, **{name: values[index] for name, values in metrics.items()})
+    found = best_of(known_by_files(sweep.paths)[1], sizes_of_sweep(sweep.paths, math.inf)[1])
+    table = result_table(read_status(sweep.paths, is_look=True))
+    assert found is not None
+    assert (found[0], table.compared_by) == (expected, expected)
+    assert found[2] == table.sorted_by(expected).rows[0]["run_id"]
+    if kept in (None, *metrics):  # a run that follows insists on the metric of its checkpoints
+        run, metric = chain.best_of(sweep.paths.folder)
+        assert (run.run_id, metric) == (found[2], expected)
 
 
 def test_the_best_metric_follows_best_mode(tmp_path: Path, fake_slurm: FakeSlurm) -> None:
