@@ -80,7 +80,7 @@ from hpc_trainer.record.submissions import (
     rivals_of_each_run,
 )
 from hpc_trainer.record.summaries import Summaries
-from hpc_trainer.record.turns import Turn, Turns, is_slot, living_slots, pool_job, read_turn, slot_name
+from hpc_trainer.record.turns import Turn, Turns, is_slot, living_slots, pool_job, read_turn, slot_name, why_stuck
 from hpc_trainer.slurm.commands import has_slurm
 from hpc_trainer.slurm.jobs import show_scripts
 from hpc_trainer.slurm.queue import Allocation, QueueEntry, array_of, ask_allocations, find_by_uuid
@@ -818,6 +818,8 @@ def _open_turns(
     for run_id, number in turns.newest.items():
         end = turns.end_of(run_id)
         turn = read_turn(sweep, run_id, number, faults) if end is None else None
+        if end is None and (turn is None or turn.holder.uuid not in pools):
+            faults += why_stuck(sweep, turns.path(run_id), run_id, turn)
         uuid = end.uuid if end is not None else turn.holder.uuid if turn is not None else ""
         if run_id not in submissions and uuid in pools:
             submissions[run_id] = pools[uuid], 0

@@ -31,6 +31,7 @@ from hpc_trainer.record.reading import (
     as_count,
     as_text,
     as_time,
+    is_there,
     list_folder,
     look_anew,
     parse_record,
@@ -40,7 +41,7 @@ from hpc_trainer.record.reading import (
     tell,
     typed,
 )
-from hpc_trainer.record.states import RunState
+from hpc_trainer.record.states import DONE, RunState
 from hpc_trainer.record.submissions import Submission
 
 _CLAIM: Kinds = {
@@ -156,6 +157,30 @@ def read_turn(sweep: SweepPaths, run_id: str, number: int, faults: Faults | None
         return None
     place, since = values.pop("place"), values.pop("time")
     return Turn(run_id=run_id, number=number, holder=Holder(**values), place=place, time=since)
+
+
+def why_stuck(sweep: SweepPaths, claim_file: Path, run_id: str, turn: Turn | None) -> list[str]:
+    """Return why no slot takes a run whose newest claim tells of no pool of the sweep; [] if the run is complete.
+
+    Args:
+        sweep: the sweep.
+        claim_file: the claim.
+        run_id: the run.
+        turn: what the claim tells; None if it cannot be read.
+    """
+    if is_there(sweep.run(run_id).marker(DONE)):
+        return []
+    if turn is None:
+        return [
+            f"no slot takes {run_id}, because its claim {claim_file} cannot be read. A pool that is submitted two "
+            "minutes after the file was written takes the run."
+        ]
+    holder = turn.holder
+    cluster = "" if holder.cluster is None else f" of cluster {holder.cluster}"
+    return [
+        f"no slot takes {run_id}: by its claim {claim_file}, job {holder.job_id}{cluster} on {holder.node} has it, and "
+        "no submission of this sweep has that job. If the job has ended, remove the file."
+    ]
 
 
 def use_of(sweep: SweepPaths, pool: Submission) -> tuple[float, float]:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -362,10 +362,10 @@ def best_of(paths: SweepPaths) -> BestRun:
         found, rung = paused
         value = found.at_rungs[rung]
     if found is None or value is None:
-        raise RunStateError(
-            f"no trial of {paths.name} has a value of {search.settings.metric} yet. "
-            f"Read: hpc-trainer status {paths.name}"
-        )
+        metric, not_finite = search.settings.metric, sum(trial.has_no_finite_value for trial in trials)
+        told = f": {not_finite} have NaN or infinity" if not_finite else ""
+        what = f"a finite {metric}" if not_finite else f"a value of {metric} yet"
+        raise RunStateError(f"no trial of {paths.name} has {what}{told}. Read: hpc-trainer status {paths.name}")
     kept = [word for word in search.words if not word.startswith(("sweep_name=", "seed="))]
     if search.app:  # the app's own keys, as after `python train.py`
         of_app = [
@@ -406,6 +406,7 @@ def status_lines(status: SweepStatus) -> list[str]:
             for step, count in _survival(search, trials).items()
         ]
         lines.append(f"Results at rungs: {', '.join(counts)}.")
+        lines += _short_of_rungs(search, trials)
     best = best_trial(search, trials)
     if best is not None:
         lines.append(f"Best so far: {best.run_id} with {settings.metric} {best.value:.6g} (trial {best.number}).")
@@ -413,6 +414,19 @@ def status_lines(status: SweepStatus) -> list[str]:
     if reason is not None:
         lines.append(f"The search has stopped: {reason}")
     return lines
+
+
+def _short_of_rungs(search: Search, trials: Sequence[Trial]) -> Iterator[str]:
+    """Yield a note if a complete trial ended before a rung that no trial has reached: none will pause there."""
+    complete = [trial for trial in trials if trial.state is RunState.COMPLETED]
+    reached = {rung for trial in trials for rung in trial.at_rungs}
+    beyond = [rung for rung in search.settings.rungs if rung not in reached and any(rung in t.rungs for t in complete)]
+    if beyond:
+        first = next(trial for trial in complete if beyond[0] in trial.rungs)
+        yield (
+            f"Note: trial {first.number} ({first.run_id}) is complete and has not reached the rung of step "
+            f"{beyond[0]}: no trial pauses there. Choose search.rungs before the last step, and another sweep_name."
+        )
 
 
 def status_json_of_search(status: SweepStatus) -> dict[str, Any]:

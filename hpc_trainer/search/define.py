@@ -421,7 +421,10 @@ def _rung_problems(search: Search, config: TrainConfig) -> Iterator[str]:
         step = settings.rungs[0]
         while any(rung % step for rung in settings.rungs):
             step -= 1
-        yield f"{name}: there is no evaluation at each of them with train.eval_every_steps={every}. Use {step}."
+        yield (
+            f"{name}: there is no evaluation at each of them with train.eval_every_steps={every}. "
+            f"Use train.eval_every_steps={step}."
+        )
 
 
 def find_change(old: Search, new: Search) -> str | None:

@@ -230,6 +230,13 @@ class Trial:
         """True if no process will work on the trial again by itself."""
         return self.state in (RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED)
 
+    @property
+    def has_no_finite_value(self) -> bool:
+        """True if the trial is complete or paused and all its values of the metric that count are NaN or infinite."""
+        values = {RunState.COMPLETED: (self.value,), RunState.PAUSED: self.at_rungs.values()}.get(self.state, ())
+        numbers = [value for value in values if value is not None]
+        return bool(numbers) and not any(map(math.isfinite, numbers))
+
 
 class Trials:
     """Reader of the trials of a sweep; it keeps trials that cannot change any more."""

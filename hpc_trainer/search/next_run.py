@@ -114,11 +114,19 @@ def stop_reason(search: Search, known: Sequence[Trial], sweep: str) -> str | Non
                 f"trial {trial.number} ({trial.run_id}) has no {metric}; it has {names}. Submit the search anew with "
                 "one of them as search.metric, and another sweep_name."
             )
-    failed = [trial for trial in known if trial.state is RunState.FAILED]
-    if len(failed) == len(known) >= min(_MOST_FAILED, search.settings.trials):
+    ended = [trial for trial in known if trial.state in (RunState.COMPLETED, RunState.PAUSED, RunState.FAILED)]
+    failed = [trial for trial in ended if trial.state is RunState.FAILED]
+    if len(failed) == len(ended) >= min(_MOST_FAILED, search.settings.trials):
         return (
             f"the first {len(failed)} trials have all failed. Read: hpc-trainer why {failed[0].run_id}. "
             f"The same submit continues once one of them is complete: hpc-trainer retry {failed[0].run_id}"
+        )
+    not_finite = [trial for trial in ended if trial.has_no_finite_value]
+    if not_finite and len(failed) + len(not_finite) == len(ended) >= _MOST_FAILED:
+        return (
+            f"none of the first {len(ended)} trials has a finite {metric}: {len(not_finite)} have NaN or infinity, "
+            f"{len(failed)} failed. Read: hpc-trainer why {not_finite[0].run_id}. Submit the search anew with another "
+            "space, and another sweep_name."
         )
     return None
 

@@ -186,9 +186,14 @@ def _dimension(axis: SearchAxis) -> Dimension:
             raise ConfigError(f"{axis.line}: a value is in the list twice. Name each value once.")
         return Dimension(key=axis.key, choices=axis.choices)
     low, high = axis.low, axis.high
-    if not (math.isfinite(low) and math.isfinite(high)) or low >= high:
+    if not (math.isfinite(low) and math.isfinite(high)):
         raise ConfigError(
-            f"{axis.line}: a range goes from a finite number to a larger one, and this goes from {low:g} to {high:g}. "
+            f"{axis.line}: the bounds of a range are finite numbers, and these are {low:g} and {high:g}. Name the "
+            f"lowest and the highest value that is worth a trial: {axis.key}=interval(LOW,HIGH)."
+        )
+    if low >= high:
+        raise ConfigError(
+            f"{axis.line}: a range goes from a number to a larger one, and this goes from {low:g} to {high:g}. "
             f"Use {axis.key}=interval({min(low, high):g},{max(low, high) if low != high else high + 1:g})."
         )
     if axis.is_whole and (low != int(low) or high != int(high)):

@@ -161,6 +161,8 @@ _OPEN = (",", "=", "(", "[", "{", ":")
 _GOES_ON = (",", "=", ")", "]", "}", ":")
 _LONGEST = 200
 _KEY = re.compile(r"[+~]*[A-Za-z_][\w.@/]*=")
+# Hydra's range, and the words of other tools for one.
+_RANGE = re.compile(r"(tag\(log, ?)?(interval|q?uniform|q?loguniform|randint)\(")
 _FORM = "An override has the form KEY=VALUE, as optim.lr=1e-3. Put a value with spaces in quotes."
 
 
@@ -180,6 +182,11 @@ def unreadable(overrides: Sequence[str], error: Exception) -> str:
         return (
             f"{error.override}: separate several values by single commas, without brackets or spaces. "
             f"Use {key}={sweep}."
+        )
+    if key and _RANGE.match(value):
+        return (
+            f"{error.override}: a range of a search has a lowest and a highest value. Use {key}=interval(LOW,HIGH), or "
+            f"over orders of magnitude {key}=tag(log,interval(LOW,HIGH))."
         )
     return f"{error.override}: Hydra's grammar does not accept this override: {_reason(error)}. {_FORM}"
 

@@ -74,6 +74,30 @@ def test_of_many_slots_that_reach_for_a_run_at_once_one_gets_each_turn(sweep: Sw
     assert found.holder == slots[got.index(True)].holder
 
 
+def test_the_status_names_a_claim_that_is_torn_or_of_another_cluster(sweep: SweepOnDisk) -> None:
+    first, second, third, fourth = (spec.run_id for spec in sweep.specs)
+    turns = _turns(sweep, _holder(_pool(sweep, "vm:1:1.0", "local")))
+    turns.take(third)
+    other = Holder(
+        uuid="f" * 32, slot="slot-ffffffff-0", job_id="77_0", restart_count=0, node="far1", process="far1:1:2.0",
+        cluster="far",
+    )  # fmt: skip
+    strange = _turns(sweep, other)
+    for run_id in (second, fourth):
+        strange.take(run_id)
+    claims = sweep.paths.turns
+    (claims / f"{first}.0").write_bytes(b"\xff{")
+    sweep.paths.run(fourth).folder.mkdir()
+    sweep.paths.run(fourth).marker("DONE").touch()
+    notes = [note for note in read_status(sweep.paths).notes if "no slot takes" in note]
+    assert notes == [
+        f"no slot takes {first}, because its claim {claims / first}.0 cannot be read. A pool that is submitted two "
+        "minutes after the file was written takes the run.",
+        f"no slot takes {second}: by its claim {claims / second}.0, job 77_0 of cluster far on far1 has it, and no "
+        "submission of this sweep has that job. If the job has ended, remove the file.",
+    ]
+
+
 def test_an_end_that_another_slot_recorded_is_seen_once_its_line_is_whole(sweep: SweepOnDisk) -> None:
     pool = _pool(sweep, "vm:1:1.0", "local")
     ours, theirs = _turns(sweep, _holder(pool, 0)), _turns(sweep, _holder(pool, 1))

@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.config.schema.train import FailedTrial, SearchConfig
+from hpc_trainer.errors import RunStateError
 from hpc_trainer.record.files import write_json
 from hpc_trainer.record.rungs import promotions
-from hpc_trainer.record.spec import read_spec, read_specs
+from hpc_trainer.record.spec import append_specs, read_spec, read_specs
 from hpc_trainer.record.states import CANCEL, RunState
-from hpc_trainer.search.commands import best_paused
+from hpc_trainer.record.status import read_status
+from hpc_trainer.search.commands import best_of, best_paused, status_lines
 from hpc_trainer.search.folder import Trial, value_for_sampler
 from hpc_trainer.search.next_run import SearchStoppedError, bracket_of, brackets, is_over, states_at_end
 from tests.unit.search.searches import SearchOnDisk
@@ -236,6 +238,54 @@ def test_a_search_stops_if_all_of_the_first_trials_fail_and_goes_on_otherwise(tm
         disk.next()
     disk.completes(disk.known()[2].run_id, 0.5)  # it was retried
     assert disk.next() is not None
+
+
+def test_a_search_stops_though_other_slots_are_at_work(tmp_path: Path) -> None:
+    disk = SearchOnDisk(tmp_path, "search=random", "search.trials=8")
+    made = [chosen.spec.run_id for _ in range(7) if (chosen := disk.next()) is not None]
+    for run_id in made[:5]:
+        disk.fails(run_id)
+    with pytest.raises(SearchStoppedError, match="the first 5 trials have all failed"):
+        disk.next()
+    disk.completes(made[5], 0.5)
+    assert disk.next() is not None
+
+
+def test_a_search_stops_if_none_of_the_first_trials_has_a_finite_value(tmp_path: Path) -> None:
+    disk = SearchOnDisk(tmp_path, "search=asha", "search.rungs=[16]", "search.trials=8")
+    made = [chosen.spec.run_id for _ in range(5) if (chosen := disk.next()) is not None]
+    disk.fails(made[0])
+    disk.pauses(made[1], 16, math.nan)
+    for run_id in made[2:4]:
+        disk.completes(run_id, math.nan)
+    with pytest.raises(RunStateError, match=r"no trial of search has a finite eval_loss: 3 have NaN or infinity\."):
+        best_of(disk.paths)
+    assert disk.next() is not None
+    disk.completes(made[4], math.inf)
+    with pytest.raises(SearchStoppedError, match="none of the first 5 trials has a finite eval_loss: 4 have"):
+        disk.next()
+
+
+def test_the_status_tells_of_a_rung_that_no_trial_reaches(tmp_path: Path) -> None:
+    words = (
+        "search=asha",
+        "search.metric=loss",
+        "search.rungs=[10,200]",
+        "search.trials=4",
+        "train.command='ls {params.x}'",
+    )
+    disk = SearchOnDisk(tmp_path, *words, axes=("params.x=interval(0,1)",), base=("cluster=local", "sweep_name=search"))
+    first, second = disk.next(), disk.next()
+    assert first is not None
+    assert second is not None
+    disk.pauses(second.spec.run_id, 10, 2.0)
+    append_specs(disk.paths, [first.spec, second.spec])
+    assert not any("has not reached" in line for line in status_lines(read_status(disk.paths)))
+    disk.completes(first.spec.run_id, 1.0)  # at step 64
+    (note,) = (line for line in status_lines(read_status(disk.paths)) if "has not reached" in line)
+    assert note.startswith(
+        f"Note: trial 0 ({first.spec.run_id}) is complete and has not reached the rung of step 200: "
+    )
 
 
 def test_a_cancelled_search_draws_nothing_and_a_cancelled_trial_stops_nothing(tmp_path: Path) -> None:

@@ -38,10 +38,10 @@ def test_axes_are_those_of_hydras_grammar() -> None:
 @pytest.mark.parametrize(
     ("axis", "said"),
     [
-        ("optim.lr=interval(1e-4)", "missing a required argument: 'end'"),
-        ("optim.lr=interval(0.1,0.1)", "from a finite number to a larger one"),
+        ("optim.lr=interval(1e-4)", "has a lowest and a highest value. Use optim.lr=interval(LOW,HIGH)"),
+        ("optim.lr=interval(0.1,0.1)", "from a number to a larger one"),
         ("optim.lr=interval(0.1,0.01)", "Use optim.lr=interval(0.01,0.1)"),
-        ("optim.lr=interval(0,inf)", "from a finite number"),
+        ("optim.lr=interval(0,inf)", "Name the lowest and the highest value"),
         ("optim.lr=tag(log,interval(0,1))", "Use optim.lr=tag(log,interval(0.001,1))"),
         ("train.global_batch_size=interval(1.5,9)", "Use train.global_batch_size=interval(2,9)"),
         ("train.num_steps=range(10,1)", "a step above 0"),
@@ -67,7 +67,7 @@ def test_an_axis_that_says_nothing_is_refused(axis: str, said: str) -> None:
             "a rung is before the last step, and train.num_steps=64. Leave out 64",
         ),
         (("search=asha", "search.rungs=[4,2]"), "Use search.rungs=[2,4]"),
-        (("search=asha", "search.rungs=[6,9]", "train.eval_every_steps=4"), "Use 3."),
+        (("search=asha", "search.rungs=[6,9]", "train.eval_every_steps=4"), "Use train.eval_every_steps=3"),
         (("search=asha", "train.num_steps=12", "train.eval_every_steps=6"), "leaves no step for a rung"),
         (("search.eta=3",), "search.eta=3"),
         (("search=asha", "search.median=true"), "search.median=true"),

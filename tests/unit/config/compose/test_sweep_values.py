@@ -73,6 +73,16 @@ def test_a_word_that_is_no_override_is_named(word: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "value", ["interval()", "interval(1)", "tag(log,interval(1e-4))", "uniform(0,1)", "loguniform(1e-4,1)"]
+)
+def test_a_range_without_bounds_or_in_the_words_of_another_tool_gets_our_form(value: str) -> None:
+    assert _message(f"optim.lr={value}") == (
+        f"optim.lr={value}: a range of a search has a lowest and a highest value. Use optim.lr=interval(LOW,HIGH), or "
+        "over orders of magnitude optim.lr=tag(log,interval(LOW,HIGH))."
+    )
+
+
+@pytest.mark.parametrize(
     "word", ["snapshot=-0.0", "data=[1,null]", "+experiment=[[[]]]", "snapshot=['???']", "model=3", "+snapshot=null"]
 )
 def test_a_choice_is_a_name(word: str) -> None:
