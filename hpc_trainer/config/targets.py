@@ -65,7 +65,7 @@ def locate(key: str, target: str, trusted: Sequence[str] = ()) -> Any:
     except AttributeError as error:
         nearest = did_you_mean(attribute, [name for name in dir(module) if not name.startswith("_")])
         file = getattr(module, "__file__", None) or module_name
-        raise ConfigError(f"{key}={target} leads nowhere: {error}. Looked in: {file}. {nearest}".rstrip()) from error
+        raise ConfigError(f"{key}={target} was not found: {error}. Looked in: {file}. {nearest}".rstrip()) from error
 
 
 def _not_imported(what: str, module_name: str, error: ModuleNotFoundError) -> str:
@@ -78,7 +78,7 @@ def _not_imported(what: str, module_name: str, error: ModuleNotFoundError) -> st
     parent = sys.modules.get(missing.rpartition(".")[0])
     looked = sys.path if parent is None else getattr(parent, "__path__", [getattr(parent, "__file__", None)])
     where = ", ".join(str(entry) or "the current folder" for entry in looked)
-    return f"{what} leads nowhere: {error}. Looked in: {where}. {TO_BE_FOUND}"
+    return f"{what} was not found: {error}. Looked in: {where}. {TO_BE_FOUND}"
 
 
 _MAY_NAME_CODE = (

@@ -129,7 +129,7 @@ def _name_line(config: TrainConfig, name: str, limits: Limits) -> Iterator[Line]
     if name != config.hardware.name:
         yield Line(
             key="name", asked=config.hardware.name, cluster="", verdict=NOTE,
-            fix=f"The file of {name} has `name: {config.hardware.name}`, by which plans and measured figures know it. "
+            fix=f"The file of {name} has `name: {config.hardware.name}`, the name in plans and of measured figures. "
             f"Write name: {name}.",
         )  # fmt: skip
     asked = config.cluster.site.slurm_cluster or config.cluster.name

@@ -64,7 +64,7 @@ def find_nowhere(specs: Iterable[RunSpec], code: Snapshot | None) -> Unfound:
         try:
             _look_up(target, files)
         except _NowhereError as why:
-            message = f"{key}={target} leads nowhere: {why}"
+            message = f"{key}={target} was not found: {why}"
             if why.is_sure:
                 unfound.problems.append(message)
             elif _is_this_python(cluster):

@@ -417,7 +417,7 @@ class SchedulerView:
             return None
         if self.cluster is not None:
             return f"submitted on the cluster {there}, and this is {self.cluster}: ask there"
-        return f"submitted on cluster {there}, and {self.unnamed}: ask again, or on {there}" if self.unnamed else None
+        return f"submitted on the cluster {there}, and {self.unnamed}: ask again, or there" if self.unnamed else None
 
     def is_young(self, folder: RunFolder) -> bool:
         """Return True if the run's job may be too young to show in Slurm's answers."""

@@ -81,7 +81,7 @@ SIGNS = (
     _sign(
         "gpu_program",
         r"Xid \([^)]*\): (13|31|43|45|68|69)\b",
-        "the driver ended the program's work on a GPU (Xid {found}): mostly an error of the program, such as an "
+        "the driver ended the program's work on a GPU (Xid {found}): usually an error of the program, such as an "
         "illegal access",
         "run once with CUDA_LAUNCH_BLOCKING=1 in cluster.env: the traceback then names the operation",
         "if other programs fail on the same node too: " + _ELSEWHERE,
@@ -135,7 +135,7 @@ SIGNS = (
     _sign(
         "gpu_assert",
         r"device-side assert triggered",
-        "an assertion failed on the GPU: mostly an index or a label outside its range",
+        "an assertion failed on the GPU: usually an index or a label outside its range",
         "run once with CUDA_LAUNCH_BLOCKING=1 in cluster.env, or on a CPU: the message then names the operation",
     ),
     _sign(
@@ -166,7 +166,7 @@ SIGNS = (
     _sign(
         "nccl_usage",
         r"Duplicate GPU detected|ncclInvalidUsage|\bnccl\w+ failed: invalid usage|invalid usage \(run with NCCL",
-        "NCCL was called wrongly: mostly two ranks work on the same GPU",
+        "NCCL was called wrongly: usually two ranks use the same GPU",
         "as many ranks on a node as GPUs (hardware.gpus_per_node), and each takes the GPU with the number $LOCAL_RANK",
     ),
     _sign(
@@ -189,7 +189,7 @@ SIGNS = (
     _sign(
         "peer_lost",
         r"ncclRemoteError|Connection closed by peer|Connection reset by peer|remote process exited|Broken pipe",
-        "another process broke the connection: mostly because it had failed first",
+        "another process broke the connection: usually because it had failed first",
         "{logs}: which rank failed first, and why?",
     ),
     _sign(
@@ -268,7 +268,7 @@ SIGNS = (
         "wrong_version",
         r"cannot import name '(\w+)'|undefined symbol: (\S+)|module '[\w.]+' has no attribute '(\w+)'"
         r"|([\w.]+) size changed, may indicate binary incompatibility|compiled using (NumPy 1)\.x",
-        "packages do not fit each other ({found}): mostly another version of one is installed",
+        "packages do not fit each other ({found}): usually another version of one is installed",
         "compare `pip list` in cluster.python's environment with the one in which it worked",
     ),
     _sign(
@@ -338,7 +338,7 @@ SIGNS = (
     _sign(
         "write_failed",
         r"PytorchStreamWriter failed|inline_container\.cc:\d+\] \. unexpected pos|file write failed",
-        "torch could not write a file whole: mostly the disk, or its quota, is full",
+        "torch could not write a file whole: usually the disk, or its quota, is full",
         "`quota` or the site's own command shows what is used; make room, then: hpc-trainer retry {run}",
     ),
     _sign(
@@ -369,7 +369,7 @@ SIGNS = (
     _sign(
         "permission",
         r"(\S+): Permission denied|Permission denied: '([^']+)'|Permission denied|Operation not permitted",
-        "a file may not be read, written or run: {found}",
+        "there is no permission to read, write or run a file: {found}",
         "run `ls -ld` on it and on the folders above it, on such a node",
     ),
     # The program itself.

@@ -7,8 +7,7 @@ names of the folder are therefore enough to know which runs have been taken.
 
 Each slot has a folder of its own, slot-UUID-ELEMENT, with the files of a run's folder: its journal records when the
 slot began and why it ended. The slot appends the ends of its turns to ends.jsonl there. A lost end does no harm: the
-run's
-own files record it too.
+run's own files record it too.
 """
 
 from __future__ import annotations
@@ -221,7 +220,7 @@ class Turns:
         self._own = None if holder is None else OwnLines(Path(sweep.at(holder.slot)) / "ends.jsonl")
 
     def begin(self) -> None:
-        """Create the folders for claims and ends, and look."""
+        """Create the folders for claims and ends, and take the first look at the turns."""
         assert self.holder is not None
         make_folder(self.sweep.turns)
         make_folder(Path(self.sweep.at(self.holder.slot)))

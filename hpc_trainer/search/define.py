@@ -254,7 +254,7 @@ def _of_app(
     command passes on to the app by a placeholder.
     """
     if axes:
-        raise ConfigError(f"{axes[0].line} stands before --app, and a search of an app draws the app's own keys.")
+        raise ConfigError(f"{axes[0].line} is before --app, but a search of an app draws the app's own keys.")
     name, flags, words = split_app(text)
     app_fixed, of_app = split_axes(words, is_of_app=True)
     if not of_app:

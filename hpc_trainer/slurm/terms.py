@@ -77,7 +77,7 @@ _REASONS = {
     "WaitingForScheduling": Reason("Slurm has not looked at it yet"),
     "Priority": Reason("jobs of higher priority are before it"),
     "Resources": Reason("it is its turn, and too few nodes, cores, GPUs or memory are free"),
-    "BeginTime": Reason("it may not begin yet; a requeued job is held for two minutes"),
+    "BeginTime": Reason("it must not begin yet; a requeued job is held for two minutes"),
     "DependencyNeverSatisfied": Reason(
         "the job that it follows did not end as it must: it never starts",
         ("hpc-trainer cancel {run}, then hpc-trainer retry {run}",),

@@ -151,7 +151,7 @@ def find_lr(
     trust: Trust = None,
     as_json: Json = False,
 ) -> None:
-    """Try ever larger learning rates on this training, here, and suggest one; writes a plot, leaves no run behind."""
+    """Try ever larger learning rates on this machine, suggest one, and write a plot; no run is left behind."""
     from hpc_trainer.verify.verbs import run_find_lr
 
     given = Given(overrides, config_dir, trust)

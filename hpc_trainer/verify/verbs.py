@@ -286,7 +286,7 @@ def _code_of(
         return digest, None, packages
     if environment is None:
         raise RunStateError(
-            f"{spec.run_id} has no frozen code (snapshot=off), and no record of what it ran with: its code is unknown."
+            f"{spec.run_id} has no frozen code (snapshot=off), and no record of its environment: its code is unknown."
         )
     code = read_checkout(spec, environment["code"], place.folder.parent)
     if code is None:
@@ -301,7 +301,7 @@ def _rebuilt(original: Original, place: SweepPaths, packages: Collection[str], t
         RunStateError: no environment was recorded, or it cannot be built.
     """
     if original.environment is None:
-        raise RunStateError("there is no record of what the run ran with: --rebuild does not know what to install.")
+        raise RunStateError("there is no record of the run's environment: --rebuild does not know what to install.")
     made = rebuild(original.environment, place.folder.parent, frozen=packages, say=tell)
     for package in made.left_out:
         tell(f"not installed: {package}, and its old content is unknown")
@@ -346,7 +346,7 @@ def _reproduced_lines(reproduced: Reproduced, original: Original) -> list[str]:
         steps = ", ".join(map(str, comparison.missing[:5])) or "any step"
         lines = [f"NOT IDENTICAL: the copy did not log {steps}, which the run did."]
     if not reproduced.is_recorded:
-        return [*lines, "There is no record of what the run ran with: the differences are unknown."]
+        return [*lines, "There is no record of the run's environment: the differences are unknown."]
     unlike = [str(difference) for difference in reproduced.differences]
     if unlike:
         lines.append("These differ:" if first is not None else "These differ, and changed nothing here:")

@@ -140,7 +140,7 @@ def recording(
     try:
         thread.start()
     except RuntimeError as error:  # no more threads for this user
-        _LOG.warning("WARNING: what this attempt runs with was not recorded: %s", error)
+        _LOG.warning("WARNING: the environment of this attempt was not recorded: %s", error)
         yield
         return
     try:

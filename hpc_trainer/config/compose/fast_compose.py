@@ -67,7 +67,7 @@ class GridComposer(Composer):
         return self._parts.is_group(key)
 
     def compose_point(self, overrides: Sequence[str], num_fixed: int = 0) -> Composed:
-        """Compose the configuration that `compose` makes of the same overrides, with the choices made.
+        """Return the configuration that `compose` makes of the same overrides, and the choices of groups.
 
         Args:
             overrides: all overrides of the point.

@@ -119,7 +119,7 @@ def _names_us(path: Path) -> bool:
 
 
 def _untrusted(path: Path) -> str | None:
-    """Return why this file may not decide whose code runs as the user: another user wrote it, or may write to it."""
+    """Return why this file must not decide whose code runs as the user: another user wrote it, or may write to it."""
     for info in (path.lstat(), path.stat()):  # a link, and its target
         if info.st_uid not in (os.getuid(), 0):
             return (

@@ -12,7 +12,7 @@ Features declare their keys in their own folders. The section where users type s
         zero1: bool = of_feature("zero1")
 
 The line is all that the configuration knows of a feature: it gives the key its place and its type for type checkers.
-Default, limits, metadata and docstring of the key stand in the class `Keys` of the feature's folder,
+Default, limits, metadata and docstring of the key are in the class `Keys` of the feature's folder,
 `hpc_trainer/features/zero1/__init__.py`. That file is imported here while sections are still being made, so it imports
 no section at run time (tests/policy/test_core.py).
 """
@@ -187,7 +187,7 @@ T = TypeVar("T")
 
 
 class _OfFeature(NamedTuple):
-    """Place of a key until its section takes the key over."""
+    """Placeholder of a feature's key until the key's section takes the key over."""
 
     feature: str
 

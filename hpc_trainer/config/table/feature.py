@@ -158,8 +158,7 @@ class Feature:
     """Metrics of steps that its ability adds (`Ability.logged`): checkpoint.keep_best may name them."""
     rank_half: str = ""
     """Module with `ABILITY`, the hooks of the feature in a run; filled in as the file of the folder's name in the
-    folder,
-    unless the feature names another. A domain names its own."""
+    folder, unless the feature names another. A domain names its own."""
     num_threads: int | None = None
     """Threads of each rank, if the feature depends on their number; None for as many as the rank has cores."""
 

@@ -31,8 +31,7 @@ class Keys:
     2019)."""
     powersgd_start_step: int = key(1000, _POWERSGD, ONCE_SET, SCHEDULE, limits="≥ 2")
     """Number of first steps in which whole gradients are sent: early training is sensitive to errors. torch's rule: a
-    tenth of
-    the run."""
+    tenth of the run."""
     powersgd_error_feedback: bool = key(True, _POWERSGD, ONCE_SET, INCOMPATIBLE)
     """The part of a gradient that was not sent is added to the next step's gradient. This takes the memory of the
     gradients once more."""

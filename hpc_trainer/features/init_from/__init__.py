@@ -71,7 +71,7 @@ FEATURE = Feature(
 
 
 def pattern_problems(config: InitFromConfig) -> Iterator[str]:
-    """Yield a line for each problem with the patterns that the names of weights are not needed to find."""
+    """Yield a line for each problem with the patterns that can be found without the names of weights."""
     for name in ("include", "exclude"):
         for pattern in getattr(config, name):
             if not pattern.strip():

@@ -34,7 +34,7 @@ class Keys:
     sync_every_steps: int = key(16, _ROUNDS, ONCE_SET, SCHEDULE, limits="≥ 1")
     """Steps that ranks take alone between synchronisations; the last step of a run always ends with one."""
     sync_warmup_steps: int = key(0, _ROUNDS, ONCE_SET, SCHEDULE, limits="≥ 0")
-    """First steps, in which gradients are averaged as with every_step; a multiple of sync_every_steps."""
+    """Number of first steps in which gradients are averaged as with every_step; a multiple of sync_every_steps."""
     outer_lr: float = key(0.7, only_with("parallel.sync=diloco"), ONCE_SET, SCHEDULE, limits="> 0")
     """diloco: learning rate of the outer SGD (Douillard et al. 2023)."""
     outer_momentum: float = key(0.9, only_with("parallel.sync=diloco"), ONCE_SET, SCHEDULE, limits="[0, 1)")

@@ -1,10 +1,10 @@
 """Pipeline parallelism: each rank runs one stage of the model, and micro-batches pass through all stages.
 
-torch.distributed.pipelining moves them. `gpipe` (Huang et al. 2019, arXiv:1811.06965) forwards all micro-batches of a
-step and then goes back. `1f1b` (Narayanan et al. 2019, PipeDream-flush) begins to go back as soon as it can. So it
-keeps the activations of at most as many micro-batches as there are stages. Both add gradients up in the order of
-micro-batches, so a step has the bits of one rank that accumulates. Weights that two stages share are an exception:
-their gradients are added per stage first.
+torch.distributed.pipelining moves them. `gpipe` (Huang et al. 2019, arXiv:1811.06965) runs the forward passes of all
+micro-batches of a step, then the backward passes. `1f1b` (Narayanan et al. 2019, PipeDream-flush) begins backward
+passes as soon as it can. So it keeps the activations of at most as many micro-batches as there are stages. Both add
+gradients up in the order of micro-batches, so a step has the bits of one rank that accumulates. Weights that two stages
+share are an exception: their gradients are added per stage first.
 
 Ranks of one stage are its data-parallel ranks, under DDP or FSDP2. With tensor parallelism each of them is a group of
 neighbours that share its layers. Activations are whole on all of them, so each communicates with the rank at its own

@@ -1,4 +1,4 @@
-"""`train.guard`: spikes are skipped, or the run goes back before them."""
+"""`train.guard`: spikes are skipped, or the run returns to a checkpoint before them."""
 
 from __future__ import annotations
 

@@ -389,7 +389,7 @@ def _scaling(number: int, study: Scaling, places: Mapping[tuple[int, str], int])
 
 
 def _failures(number: int, status: SweepStatus, places: Mapping[tuple[int, str], int]) -> list[dict[str, Any]]:
-    """Return groups of runs that need a user, with equal explanations by `why`; the largest group first."""
+    """Return groups of runs that need the user's attention, with equal explanations by `why`; the largest first."""
     chosen = [run for run in status.open_among(status.specs) if _needs_user(run.state)][:_MOST_EXPLAINED]
     groups = by_cause([explain(status, run, asks_slurm=False) for run in chosen])
     return [

@@ -144,7 +144,7 @@ class SaveResult:
 
 
 class CheckpointWriter:
-    """Write half of a `CheckpointStore`, one save at a time. The main thread calls every method.
+    """Writer of a `CheckpointStore`'s checkpoints, one save at a time. The main thread calls every method.
 
     Args:
         folder: the checkpoints of one run.

@@ -35,7 +35,7 @@ _KEY_OF = {"crop": "image_size"}
 
 
 def kind_of(made: Mapping[str, Any] | None) -> str | None:
-    """Return the kind of a preprocessing; None if it lacks the keys of each kind, as a user's data set may."""
+    """Return the kind of a preprocessing; None if keys of its kind are missing, as in a user's data set."""
     kind = None if made is None else made.get("kind")
     return kind if made is not None and isinstance(kind, str) and made.keys() >= _KEYS.get(kind, {""}) else None
 

@@ -190,6 +190,6 @@ def test_a_search_of_an_app_draws_the_keys_of_the_app(local: LocalDriver) -> Non
         assert done.returncode == 2
         return done.stderr
 
-    assert "stands before --app" in refused("optim.lr=interval(1,2)", "--app", "train.py", "lr=1,2")
+    assert "is before --app" in refused("optim.lr=interval(1,2)", "--app", "train.py", "lr=1,2")
     assert "a search needs an axis to draw values for, after --app" in refused("--app", "train.py", "lr=1")
     assert "--wait comes after --app" in refused("--app", "train.py", "lr=interval(1,2)", "--wait")

@@ -191,11 +191,11 @@ def test_a_name_that_leads_nowhere_is_a_configuration_error(local: LocalDriver) 
     words = ("train", *_words("ends.nothing", "params.how=early", "sweep_name=typo"))
     done = local.run(*words, check=False)
     assert done.returncode == 2
-    assert f"train.main=ends.nothing leads nowhere: {local.folder}/ends.py defines no nothing." in done.stderr
+    assert f"train.main=ends.nothing was not found: {local.folder}/ends.py defines no nothing." in done.stderr
     assert not (local.folder / "runs").exists(), "nothing was submitted"
     # What a module makes when it runs only the run can see.
     (local.folder / "ends.py").write_text(f"{ENDS}\n\ndef __getattr__(name):\n    raise AttributeError(name)\n")
     done = local.run(*words, check=False)
     assert done.returncode == 1
-    assert "train.main=ends.nothing leads nowhere" in local.logs()
+    assert "train.main=ends.nothing was not found" in local.logs()
     assert local.events("typo", "end")[0]["state"] == "FAILED"

@@ -54,7 +54,7 @@ def test_without_a_record_nobody_says_what_differs() -> None:
 
     assert _said(comparison, is_recorded=False) == [
         "NOT IDENTICAL: the copy did not log 20, which the run did.",
-        "There is no record of what the run ran with: the differences are unknown.",
+        "There is no record of the run's environment: the differences are unknown.",
     ]
 
 

@@ -76,7 +76,7 @@ def test_a_public_name_is_the_module_itself() -> None:
     assert write_tokens.__module__ == "hpc_trainer.data.tokens.files"
     for name in _HOMES:
         importlib.import_module(f"hpc_trainer.datasets.{name}")
-    with pytest.raises(ConfigError, match=r"leads nowhere: No module named 'hpc_trainer\.datasets\.nothing'"):
+    with pytest.raises(ConfigError, match=r"was not found: No module named 'hpc_trainer\.datasets\.nothing'"):
         locate("data._target_", "hpc_trainer.datasets.nothing.build")
     with pytest.raises(ImportError, match="nothing"):
         from hpc_trainer.datasets import nothing  # noqa: F401
@@ -109,7 +109,7 @@ def test_a_refused_name_is_not_imported(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("target", ["json.nowhere.build", "json.decoder.nothing", "json.nothing"])
 def test_a_name_that_leads_nowhere(target: str) -> None:
-    with pytest.raises(ConfigError, match=rf"data\._target_={target} leads nowhere"):
+    with pytest.raises(ConfigError, match=rf"data\._target_={target} was not found"):
         locate("data._target_", target, ["json"])
 
 

@@ -93,7 +93,7 @@ def test_what_is_installed_in_an_environment_of_the_project_is_found(
 def test_a_name_that_leads_nowhere_names_where_it_looked_and_the_nearest(
     project: Path, tmp_path: Path, target: str, why: str, mode: str
 ) -> None:
-    told = f"model._target_={target} leads nowhere: {why.format(project=project)}"
+    told = f"model._target_={target} was not found: {why.format(project=project)}"
     assert _found(tmp_path, target, f"snapshot={mode}") == Unfound(problems=[told])
 
 
@@ -104,7 +104,7 @@ def test_a_package_that_is_nowhere_names_the_folders_and_the_three_ways(
     monkeypatch.setattr(sys, "path", [str(tmp_path / "no-such-folder"), *sys.path])
     (told,) = _found(tmp_path, "nowhere_at_all.Net").problems
     assert told.startswith(
-        f"model._target_=nowhere_at_all.Net leads nowhere: there is no package or module nowhere_at_all in {project}, "
+        f"model._target_=nowhere_at_all.Net was not found: there is no package or module nowhere_at_all in {project}, "
     )
     assert next(entry for entry in sys.path if "site-packages" in entry) in told
     assert "no-such-folder" not in told
@@ -134,7 +134,7 @@ def test_a_package_in_a_folder_above_is_pointed_to(
 def test_where_the_runs_may_have_another_python_it_is_a_note(project: Path, tmp_path: Path, word: str) -> None:
     found = _found(tmp_path, "nowhere_at_all.Net", word)
     assert found.problems == []
-    assert found.notes[0].startswith("here model._target_=nowhere_at_all.Net leads nowhere: there is no package")
+    assert found.notes[0].startswith("here model._target_=nowhere_at_all.Net was not found: there is no package")
     assert found.notes[0].endswith("The runs may find it: cluster=local sets another Python for them.")
     # What is frozen is what they import, with any Python.
     assert _found(tmp_path, "my_lab.net.Nett", word).problems

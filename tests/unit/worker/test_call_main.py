@@ -74,8 +74,8 @@ def test_the_shared_loop_is_the_one_that_is_not_named() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("my_own_loop.nothing", "leads nowhere"),
-        ("my_own_loop.absent.main", "leads nowhere"),
+        ("my_own_loop.nothing", "was not found"),
+        ("my_own_loop.absent.main", "was not found"),
         ("my_own_loop.NOT_CALLABLE", r"must be a function main\(config, run\), not int"),
         ("os.system", "not on the allow-list"),
     ],

@@ -34,7 +34,7 @@ class Undecaying(torch.optim.Optimizer):
         (
             "torch.optim.Lion",
             {},
-            "optim._target_=torch.optim.Lion leads nowhere: module 'torch.optim' has no attribute 'Lion'. Looked in: "
+            "optim._target_=torch.optim.Lion was not found: module 'torch.optim' has no attribute 'Lion'. Looked in: "
             f"{torch.optim.__file__}.",
         ),
         (
