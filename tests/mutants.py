@@ -17,6 +17,7 @@ import inspect
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -223,6 +224,8 @@ class Mutant:
 _GUARDS = frozenset({"frozen", "slots", "kw_only"})
 _EQUALITY = ("ReplaceComparisonOperator_Is_Eq", "ReplaceComparisonOperator_IsNot_NotEq")
 
+_FLAGS = re.compile(r"(?:\(?os\.O_[A-Z]+\)?(?: [|+^] )?)+")
+
 
 def _meaning(source: str, is_equality: bool) -> str:
     """Return what a run of the code can depend on. Errors in the rest are not drawn, for no test could see them.
@@ -230,6 +233,7 @@ def _meaning(source: str, is_equality: bool) -> str:
     Nothing reads annotations. `frozen`, `slots` and `kw_only` of a dataclass only refuse code that mypy refuses too.
     What stands under `if TYPE_CHECKING:` is for mypy. `x == State.DONE` says the same as `x is State.DONE`, since the
     members of an enum are equal to nothing but themselves; the opposite error is drawn, for a text equals a StrEnum's.
+    `os.O_RDWR + os.O_CREAT` and `^` are what `|` is, since no two of these flags share a bit.
     """
     tree = ast.parse(source)
     for node in ast.walk(tree):
@@ -243,6 +247,8 @@ def _meaning(source: str, is_equality: bool) -> str:
             case ast.Compare(ops=[ast.Is() | ast.IsNot()], comparators=[ast.Attribute(ast.Name(owner))]):
                 if is_equality and owner[:1].isupper():
                     node.ops = [ast.Eq() if isinstance(node.ops[0], ast.Is) else ast.NotEq()]
+            case ast.BinOp(op=ast.BitOr() | ast.Add() | ast.BitXor()) if _FLAGS.fullmatch(text := ast.unparse(node)):
+                node.op, node.left, node.right = ast.BitOr(), ast.Name(re.sub(r"\W+", " ", text)), ast.Constant(None)
     return ast.dump(tree)
 
 

@@ -99,6 +99,10 @@ def test_every_nearest_test_and_what_it_is_nearest_to_are_there() -> None:
         ("a is not State.b", "a == State.b", True, False),
         ("a is state.b", "a == state.b", True, False),
         ("a == State.b", "a is State.b", False, False),
+        ("os.O_RDWR | os.O_CREAT | os.O_CLOEXEC", "os.O_RDWR | os.O_CREAT + os.O_CLOEXEC", False, True),
+        ("os.O_RDWR | os.O_CREAT | os.O_CLOEXEC", "os.O_RDWR ^ os.O_CREAT | os.O_CLOEXEC", False, True),
+        ("os.O_RDWR | os.O_CREAT | os.O_CLOEXEC", "os.O_RDWR & os.O_CREAT | os.O_CLOEXEC", False, False),
+        ("os.O_RDWR | os.O_CREAT | flag", "os.O_RDWR | os.O_CREAT + flag", False, False),
     ],
 )
 def test_what_means_the_same_is_not_drawn(before: str, after: str, is_equality: bool, is_same: bool) -> None:

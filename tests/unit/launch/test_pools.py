@@ -122,3 +122,26 @@ def test_a_budget_of_jobs_counts_slots_and_not_the_runs_that_they_work_through(t
     active = {spec.run_id: RunState.RUNNING for spec in grid.specs[:19]}
     (problem,) = build_plan(grid, Known(states=active), limits=_LIMITS).problems
     assert "this grid would have 3 jobs" in problem, "two slots at work, and one for the run that is left"
+
+
+def test_what_is_not_known_of_a_node_bounds_no_place() -> None:
+    auto: dict[str, Any] = {"pool__per_node": "auto"}
+    unknown = pack(_runs(8, **auto), Limits())
+    assert (unknown.slots, unknown.per_node) == (2, 1)
+    assert unknown.notes == ("pool.per_node=auto: what a node has is not known, so each slot has 1 place.",)
+    assert pack(_runs(8, **auto), _LIMITS).notes == ()
+    no_memory = dataclasses.replace(_LIMITS, nodes=(dataclasses.replace(_NODE, memory_mb=1),))
+    assert pack(_runs(8, **auto), no_memory).per_node == 4
+    assert pack(_runs(8, hardware__mem_gb_per_node=None, **auto), _LIMITS).per_node == 4
+    others = (*_LIMITS.nodes, *(dataclasses.replace(_NODE, partition=name, cpus=8) for name in ("a", "z")))
+    larger = (*others, *(dataclasses.replace(_NODE, partition=name, gpus={"a100": 8}) for name in ("a", "z")))
+    assert pack(_runs(16, **auto), dataclasses.replace(_LIMITS, nodes=larger)).per_node == 4
+
+
+def test_places_are_of_the_type_of_gpu_that_the_runs_ask_for() -> None:
+    nodes = (dataclasses.replace(_NODE, gpus={"a100": 3, "h100": 1}),)
+    limits = dataclasses.replace(_LIMITS, nodes=nodes)
+    auto: dict[str, Any] = {"pool__per_node": "auto"}
+    assert pack(_runs(16, **auto), limits).per_node == 4
+    assert pack(_runs(16, hardware__gpu_type="a100", **auto), limits).per_node == 3
+    assert pack(_runs(16, hardware__gpu_type="v100", **auto), limits).per_node == 1

@@ -229,3 +229,16 @@ def test_a_run_shows_life_while_its_heartbeat_changes(sweep: SweepOnDisk, monkey
     assert not turns.shows_life(run_id, 10.0)
     sweep.beat(step=2)
     assert turns.shows_life(run_id, 10.0)
+
+
+def test_status_names_the_slots_of_a_local_pool_that_are_alive(sweep: SweepOnDisk) -> None:
+    pool = _pool(sweep, process_name(), "local")
+    for element, pid in ((0, os.getpid()), (1, 2**22 + 1)):  # the other one is above the kernel's largest
+        slot = slot_folder(sweep.paths, pool.uuid, element)
+        slot.folder.mkdir()
+        Journal(slot).start(
+            0, job_id=f"{pool_job(pool)}_{element}", restart_count=0, node="n1", pid=pid, executor="local", world_size=1
+        )
+    assert _turns(sweep, _holder(pool)).take(sweep.specs[0].run_id) is not None
+    (found,) = read_status(sweep.paths).pools
+    assert (found.at_work, found.waiting, found.reason, found.busy) == ((process_name(),), (), None, 1)

@@ -420,7 +420,7 @@ def test_no_time_limit_is_proposed_that_the_partition_does_not_allow() -> None:
 
     assert said(None) == ["hardware.time_limit_min=13"]
     assert said(10) == ["hardware.time_limit_min=10"]
-    assert said(5) == []
+    assert said(5) == said(4) == []
 
 
 def test_no_time_limit_is_proposed_beyond_the_budget_of_gpu_hours() -> None:
@@ -632,3 +632,30 @@ def test_the_one_evaluation_at_the_end_of_a_short_run_is_not_divided() -> None:
     known = {"spent": spent(evaluation=100.0)}
     (finding,) = found.find(facts_of((*SMALL, "train.num_steps=1000", "train.eval_every_steps=2000"), **known))
     assert finding.changes[0].gain.share == 0.0
+
+
+_NEED_A_PACE = {
+    "data-workers", "data-cpus", "data-shards", "idle-workers", "saves-often", "saves-seldom", "log-lines",
+    "all-reduce", "precision", "host-bound", "straggler",
+}  # fmt: skip
+
+
+def test_without_a_pace_rules_that_need_none_speak_as_before(pictures: Path) -> None:
+    for name, words, fault, *_ in CASES:
+        (found,) = (each for each in RULES if each.name == name)
+        known = facts_of(tuple(word.format(pictures=pictures) for word in words), **{**fault, "pace": None})
+        assert bool(list(found.find(known))) is (name not in _NEED_A_PACE), name
+
+
+def test_who_saves_as_often_as_is_best_is_not_told_to() -> None:
+    (found,) = (each for each in RULES if each.name == "saves-often")
+    assert list(found.find(facts_of((*SMALL, "checkpoint.every=auto"), spent=spent(save_stall=50.0)))) == []
+
+
+@pytest.mark.parametrize(("words", "is_kept"), [(OWN_LOOP, True), (("train.command='sh -c true'",), False)])
+def test_fewer_ranks_keep_the_batch_where_it_is_ours(words: tuple[str, ...], is_kept: bool) -> None:
+    (found,) = (each for each in RULES if each.name == "idle-ranks")
+    ranks = [rank(name=f"rank {each}", utilisation=0.8 if each < 4 else 0.0) for each in range(8)]
+    (finding,) = found.find(facts_of((*SLURM, "hardware=gpu_x8", *words), ranks=ranks))
+    assert finding.changes[0].values["hardware.gpus_per_node"] == 4
+    assert ("train.micro_batch_size" in finding.changes[0].values) is is_kept
