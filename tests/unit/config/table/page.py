@@ -10,9 +10,9 @@ from hpc_trainer.config.table.feature import Feature, Row
 _HEAD = """# What goes with what
 
 Some settings exclude or need each other. Each row of the table is a rule of `plan` and `submit`: they refuse a setting
-of the first column together with a setting of the third ("not with"), or without it ("only with"). In the reasons, "it"
-is the setting of the first column. If a key stands alone, the row holds for every value except the default.
-Combinations that are not in the table work: `make test-long` trains each such pair that needs no GPU.
+of the first column together with a setting of the third ("not with"), or without it ("only with"). In a reason,
+"it" is one of the two settings. If a key stands alone, the row holds for every value except the default. Combinations
+that are not in the table work: `make test-long` trains each such pair that needs no GPU.
 
 A test generates this page from the declarations of features (`hpc_trainer/features/`) and of the core's own choices
 (`hpc_trainer/config/table/declarations.py`); `HPC_TRAINER_UPDATE_GOLDEN=1 make unit` writes it again.
