@@ -332,8 +332,8 @@ class SearchConfig:
     """Sweep of an earlier search, whose trials the sampler knows from the beginning if they fit into the space;
     `search.from=SWEEP` is short for it."""
     when: list[str] = key([], only_with("search.sampler"))
-    """Conditions of axes, as `KEY if CONDITION`: an axis has a value only in trials whose other values fulfil the
-    condition, as `optim.momentum if optim == 'sgd'`."""
+    """Conditions of axes, written `KEY if CONDITION`: an axis has a value only in trials whose other values fulfil the
+    condition, such as `optim.momentum if optim == 'sgd'`."""
     median: bool = key(
         False,
         only_with(

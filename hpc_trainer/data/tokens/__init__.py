@@ -36,7 +36,7 @@ class TokensConfig(DataConfig):
     path: str | None = key(None, ALWAYS, COUNTS, SAFE)
     """Prepared folder: with parts train/ and eval/, or one part alone. For several folders use `sources`."""
     sources: dict[str, float] = key({}, ALWAYS, COUNTS, SAFE, limits="> 0")
-    """Folders and their weights in an epoch, as {/data/code: 3, /data/books: 1}; in place of `path`."""
+    """Folders and their weights in an epoch, such as {/data/code: 3, /data/books: 1}; in place of `path`."""
     seq_len: int = key(128, ALWAYS, COUNTS, limits="≥ 2")
     """Tokens that a sample predicts."""
     eval_fraction: float = key(0.1, RULED, COUNTS, limits="(0, 1)")

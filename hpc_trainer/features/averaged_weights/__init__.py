@@ -16,7 +16,7 @@ class Keys:
     """Key in the section `train`."""
 
     ema_decay: float | None = key(None, ALWAYS, ONCE_SET, SCHEDULE, limits="(0, 1)")
-    """Share of the averaged weights that a step keeps, as 0.999; evaluations use the average. null: no average."""
+    """Share of the averaged weights that a step keeps, such as 0.999; evaluations use the average. null: no average."""
 
 
 def _problems(config: TrainConfig) -> Iterator[str]:

@@ -11,8 +11,9 @@ class Keys:
     """Key in the section `train`."""
 
     loss_chunk_size: int | None = key(None, ALWAYS, ONCE_SET, SCHEDULE, limits="≥ 1")
-    """Rows (tokens) whose logits are held at a time, as 2048: for vocabularies whose logits would fill the memory. The
-    output layer is computed once more for it. model=gpt, or your own model that shows its head. null: all rows."""
+    """Number of rows (tokens) whose logits are in memory at the same time, such as 2048. Use it for vocabularies whose
+    logits would fill the memory. The output layer is computed a second time. It needs model=gpt, or your own model
+    that shows its head. null: all rows."""
 
 
 FEATURE = Feature(

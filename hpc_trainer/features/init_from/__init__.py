@@ -37,9 +37,9 @@ class InitFromConfig:
     """Names of the model's weights and buffers, with * and ?, to load; []: all. The others keep their initial
     values."""
     exclude: list[str] = key([], _WITH_PATH)
-    """Names, with * and ?, that keep their initial values although `include` names them, as ['head.*']."""
+    """Names, with * and ?, that keep their initial values although `include` names them, such as ['head.*']."""
     rename: dict[str, str] = key({}, _WITH_PATH)
-    """Names in the source -> names in the model, as {'bert.*': 'encoder.*'}: the text that a * matches is kept."""
+    """Names in the source -> names in the model, such as {'bert.*': 'encoder.*'}: the text that a * matches is kept."""
     digest: str | None = key(None, _WITH_PATH)
     """SHA-256 of the content; filled in by `plan`. If you set it, other content is refused."""
     awaits: str | None = key(None, _WITH_PATH)

@@ -27,9 +27,9 @@ class LoraConfig:
     dropout: float = key(0.0, _WITH_RANK, limits="[0, 1)")
     """Dropout probability for the input of the matrices."""
     targets: list[str] = key([], _WITH_RANK)
-    """Names of layers, with * and ?, as ['*.query_key_value']; []: every linear layer inside blocks."""
+    """Names of layers, with * and ?, such as ['*.query_key_value']; []: every linear layer inside blocks."""
     also: list[str] = key([], _WITH_RANK)
-    """Names of weights, with * and ?, that are trained themselves, as ['score.*'] for a new head."""
+    """Names of weights, with * and ?, that are trained themselves, such as ['score.*'] for a new head."""
 
 
 class Keys:

@@ -11,7 +11,7 @@ class Keys:
     """Keys in the section `optim`."""
 
     lr_of: dict[str, float] = key({}, ALWAYS, ONCE_SET, INCOMPATIBLE, limits="> 0")
-    """Names of weights, with * and ? -> factor on their learning rate at all steps, as {'stem.*': 0.1}."""
+    """Names of weights, with * and ? -> factor on their learning rate at all steps, such as {'stem.*': 0.1}."""
     layer_decay: float = key(1.0, ALWAYS, ONCE_SET, INCOMPATIBLE, limits="(0, 1]")
     """Factor on the learning rate for each layer further below the head (Howard and Ruder 2018): 1 after the last
     block, layer_decay in the last block, .. layer_decay^(blocks + 1) before the first block."""

@@ -56,9 +56,10 @@ class PruneConfig:
     every_steps: int = key(10, _ON, limits="≥ 1")
     """Steps between two choices of the weights that become zero; a zero weight stays zero."""
     include: list[str] = key([], _ON, resume=INCOMPATIBLE)
-    """Names of weights, with * and ?, to prune, as ['blocks.*']; []: all matrices and filters except embeddings."""
+    """Names of weights, with * and ?, to prune, such as ['blocks.*']; []: all matrices and filters except
+    embeddings."""
     exclude: list[str] = key([], _ON, resume=INCOMPATIBLE)
-    """Names of weights, with * and ?, to leave unpruned although `include` names them, as ['classifier.*']."""
+    """Names of weights, with * and ?, to leave unpruned although `include` names them, such as ['classifier.*']."""
 
 
 class Keys:

@@ -40,7 +40,7 @@ class QatConfig:
     start_step: int = key(0, _QAT, resume=SCHEDULE, limits="≥ 0")
     """Steps before rounding begins."""
     exclude: list[str] = key([], _QAT)
-    """Names of linear layers, with * and ?, that are not rounded, as ['head']."""
+    """Names of linear layers, with * and ?, that are not rounded, such as ['head']."""
 
 
 class Keys:
