@@ -5,12 +5,15 @@ Rank 0 turns what the program logs into metrics.jsonl, heartbeat.json and, at th
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import signal
+import stat
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,7 @@ from hpc_trainer.record.states import CANCEL, POOL, RUNG, RunState
 from hpc_trainer.runtime.pace import SaveTimer
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.spans import Spans
+from hpc_trainer.runtime.start import FROZEN_CODE
 from hpc_trainer.runtime.stop import STOP_SIGNALS, StopFlag
 from hpc_trainer.training.reporter import LifeSigns, SupersededError, cause_of_end
 from hpc_trainer.worker.begin import begin_attempt, check_goodput, recording, sampled
@@ -266,6 +270,7 @@ class _Rank:
         command = words_of(self._config, self._paths, holding=place.holding)
         environ = environment_of(self._config, self._paths, self._env, self._attempt, place)
         print(f"{_STARTS}{folder}: {self._shown(command)}", flush=True)
+        began = time.time()
         self._program = Program(command, environ, folder)
         with (
             self._spans.within(Kind.program),
@@ -273,6 +278,12 @@ class _Rank:
         ):
             self._follow(self._program)
         self._spans.rest(Kind.shutdown)
+        if self._env.local_rank == 0 and (written := written_beside_code(began)):
+            more = f" and {len(written) - 1} more files" if len(written) > 1 else ""
+            print(
+                f"Note: the program wrote {written[0]}{more} beside its frozen code, on the disk of this node alone. "
+                "They are not kept: let it write to {run.dir}."
+            )
         code = self._program.code
         if self._story is not None:
             self._story.look(is_last=True)
@@ -435,6 +446,32 @@ def _ending(code: int | None) -> str:
         return signal.Signals(-code).name
     except ValueError:
         return f"signal {-code}"
+
+
+def written_beside_code(since: float, environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Return the files that were written into this node's copy of the frozen code since a time, sorted.
+
+    Args:
+        since: seconds since the epoch by this node's clock.
+        environ: the environment, which names the copies.
+    """
+    return sorted(
+        f"{parent}/{name}"
+        for copy in json.loads(environ.get(FROZEN_CODE, "{}")).values()
+        for parent, _, names in os.walk(copy)
+        if not parent.endswith("__pycache__")
+        for name in names
+        if _is_written(f"{parent}/{name}", since)
+    )
+
+
+def _is_written(path: str, since: float) -> bool:
+    """Return True for a file that its owner may write, which frozen files are not, and that is newer than `since`."""
+    try:
+        info = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISREG(info.st_mode) and bool(info.st_mode & stat.S_IWUSR) and info.st_mtime >= since
 
 
 def _last_lines(log: Path) -> str:

@@ -104,6 +104,23 @@ def test_75_asks_to_come_back(local: LocalDriver) -> None:
 
 
 @pytest.mark.long
+def test_a_program_finds_its_data_and_is_told_of_files_that_are_lost(local: LocalDriver) -> None:
+    (local.folder / "data").mkdir()
+    (local.folder / "data" / "numbers.txt").write_text("7")
+    (local.folder / "near.py").write_text(
+        "from pathlib import Path\nhere = Path(__file__).parent\n"
+        "print('read', (here / 'data' / 'numbers.txt').read_text())\n"
+        "(here / 'results').mkdir()\n(here / 'results' / 'answer.json').write_text('42')\n"
+    )
+    planned = local.run("plan", "--command", "python near.py", "sweep_name=near", *FAST).stdout
+    assert "Note: The frozen code has links to data that is read as it is when a run starts: data." in planned
+    local.run("train", "--command", "python near.py", "sweep_name=near", *FAST)
+    (log,) = (local.run_folder("near") / "logs").glob("*.log")
+    assert "\nread 7\n" in log.read_text()
+    assert "results/answer.json beside its frozen code, on the disk of this node alone." in log.read_text()
+
+
+@pytest.mark.long
 def test_a_failing_rank_ends_the_others_and_is_told_with_its_last_lines(local: LocalDriver) -> None:
     script = "if [ $RANK = 1 ]; then echo the reason; exit 7; fi; sleep 60"
     began = time.monotonic()

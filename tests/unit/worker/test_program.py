@@ -22,9 +22,10 @@ from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.metrics import VARIABLE, read_metrics
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.spans import Spans
+from hpc_trainer.runtime.start import FROZEN_CODE
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.worker import program
-from hpc_trainer.worker.program import ASKED
+from hpc_trainer.worker.program import ASKED, written_beside_code
 from hpc_trainer.worker.program_start import Place, Program, environment_of, folder_of, meeting_place, words_of
 
 PLACE = Place("node1", 4321)
@@ -342,3 +343,20 @@ def test_the_worker_of_a_program_does_without_torch() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )  # not warm: a fork has it
     assert done.stdout.strip() == "False"
+
+
+def test_files_that_a_program_writes_beside_its_code_are_named(tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    for name in ("train.py", "results/1.json", "results/2.json", "old.csv", "__pycache__/train.pyc"):
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).touch()
+    (copy / "train.py").chmod(0o444)
+    since = time.time() - 60
+    os.utime(copy / "old.csv", (since - 1, since - 1))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "1.csv").touch()
+    (copy / "data").symlink_to(tmp_path / "data")
+    (copy / "data.csv").symlink_to(tmp_path / "data" / "1.csv")
+    environ = {FROZEN_CODE: json.dumps({"/home/me/project": str(copy), "/home/me/gone": str(tmp_path / "gone")})}
+    assert written_beside_code(since, environ) == [f"{copy}/results/1.json", f"{copy}/results/2.json"]
+    assert written_beside_code(since, {}) == []
