@@ -289,7 +289,8 @@ def linked_names(root: Path, names: Iterable[str], frozen: Iterable[str], runs_d
         runs_dir: real path of the folder of sweeps, which gets no link.
     """
     plain = {name.rstrip("/"): name.endswith("/") for name in names}
-    with_files = {name[:end] for name in frozen for end in range(len(name) + 1) if name[end : end + 1] in ("/", "")}
+    paths = (name.split("/") for name in frozen)
+    with_files = {"/".join(parts[:depth]) for parts in paths for depth in range(1, len(parts) + 1)}
     for name in {*secrets_among(plain), *(with_files & plain.keys())}:
         del plain[name]
     chosen = [
