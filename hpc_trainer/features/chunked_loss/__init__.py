@@ -12,7 +12,7 @@ class Keys:
 
     loss_chunk_size: int | None = key(None, ALWAYS, ONCE_SET, SCHEDULE, limits="≥ 1")
     """Rows (tokens) whose logits are held at a time, as 2048: for vocabularies whose logits would fill the memory. The
-    output layer is computed once more for it. model=gpt, or your own model that shows its head. null: all rows."""
+    output layer is computed again for it. model=gpt, or your own model that shows its head. null: all rows."""
 
 
 FEATURE = Feature(
