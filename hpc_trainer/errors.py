@@ -26,7 +26,7 @@
     └── NoProgressError              exit 76   started again and again without a new step
         └── LowGoodputError          exit 76   time limits end attempts that hardly train
 
-Exit 74 may be temporary: a run comes back `cluster.max_failures` times after it.
+Exit 74 may be temporary: a run restarts `cluster.max_failures` times after it.
 
 A message says what happened, the rule, the value and the fix, and the nearest legal choice if there is one.
 """

@@ -59,7 +59,7 @@ def run_report(
     Raises:
         ConfigError: an option is wrong, plotly is missing for several sweeps, or the folder of the page does not exist.
         RunStateError: `exports` holds a folder without a measured export.
-        UntrustedFileError: the page would lie in the sweep's folder, and others may write there.
+        UntrustedFileError: the page would be in the sweep's folder, and others may write there.
     """
     if options.warmup_steps is not None and options.warmup_steps < 0:
         raise ConfigError(f"--warmup-steps={options.warmup_steps} must be at least 0. Use 0.")

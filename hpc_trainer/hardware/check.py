@@ -418,6 +418,6 @@ def _cpu_line(by_node: Mapping[str, Sequence[Mapping[str, Any]]], shape: Shape) 
         fix = "Ranks have fewer CPUs than the profile asks. Look at cluster.srun_args (--cpu-bind, --cpus-per-task)."
         return dataclasses.replace(line, verdict=WRONG, fix=fix)
     if shared:
-        fix = "Slurm does not bind ranks to CPUs of their own here. cluster.srun_args=[--cpu-bind=cores] may."
+        fix = "Slurm does not bind ranks to CPUs of their own here. Try cluster.srun_args=[--cpu-bind=cores]."
         return dataclasses.replace(line, verdict=NOTE, fix=fix)
     return line

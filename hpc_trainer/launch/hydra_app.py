@@ -110,7 +110,7 @@ def split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def split_app(text: str) -> tuple[str, list[str], list[str]]:
-    """Return the app of the words after `--app`, Hydra's options for its configuration, and its overrides.
+    """Return the app that the words after `--app` name, Hydra's options for its configuration, and its overrides.
 
     Raises:
         ConfigError: a quote is not closed, or a word is no override of the app.

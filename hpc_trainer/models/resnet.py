@@ -1,6 +1,6 @@
 """ResNet-18, 34 and 50: He et al. 2015, "Deep residual learning for image recognition", arXiv:1512.03385.
 
-As trained today: the bottleneck's stride sits in its 3x3 convolution ("v1.5", as in torchvision, same
+As trained today: the bottleneck's stride is in its 3x3 convolution ("v1.5", as in torchvision, same
 parameter count), and by default the last BatchNorm of each block starts at gamma = 0, so that a fresh block is the
 identity (Goyal et al. 2017, arXiv:1706.02677, section 5.1).
 """

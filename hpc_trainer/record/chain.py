@@ -346,7 +346,7 @@ class Waits:
     failed: tuple[Stand, ...] = ()
     """Runs that failed or were cancelled, unless they do not count (`after.on_failure=start`)."""
     idle: tuple[Stand, ...] = ()
-    """Runs that nothing restarts automatically, the failed ones included: only a user lets the waiting run start."""
+    """Runs that nothing restarts automatically, also failed ones: only the user can let the waiting run start."""
     active: tuple[Stand, ...] = ()
     """Runs that wait or work."""
     is_cancelled: bool = False

@@ -1,7 +1,7 @@
 """Names of processes, and locks that one process at a time holds on any machine.
 
-By the name a later command, perhaps after a reboot, knows whether the process is still the same one. A lock is a file
-that can be created only once, not flock, which file systems may keep local to a client (docs/shared_folder.md).
+By the name a later command, perhaps after a reboot, can check whether the process is still the same one. A lock is a
+file that can be created only once, not flock, which file systems may keep local to a client (docs/shared_folder.md).
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ _ON_SLURM = {
     InterruptionKind.preempt: "SIGTERM to every rank, as at the beginning of a grace period",
     InterruptionKind.timeout: "SIGUSR2 to every rank, as Slurm's warning before the time limit",
     InterruptionKind.cancel: "hpc-trainer cancel --save, then retry",
-    InterruptionKind.nodefail: "scontrol requeue: Slurm takes the nodes away (only an administrator may set one down)",
+    InterruptionKind.nodefail: "scontrol requeue: Slurm takes the nodes away (only administrators may mark nodes down)",
     InterruptionKind.kill: "SIGKILL to every rank, then retry",
 }
 _LOCALLY = {

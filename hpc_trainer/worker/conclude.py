@@ -707,13 +707,13 @@ _SILENT_S = 8.0
 class LateStop:
     """End of this rank shortly before Slurm kills it, if it was asked to stop and has shown no sign of life since.
 
-    Work since the last checkpoint is lost. The run itself is brought back, and its end has a cause in the journal. All
+    Work since the last checkpoint is lost. The run itself is restarted, and its end has a cause in the journal. All
     ranks are silent then, because those that are not stuck wait for the one that is: each of them exits by itself.
     This works only on Slurm: nothing else kills at a known time.
 
     Args:
         saved_step: returns the step that is saved by now.
-        leave: ends the work of this rank outside this process, before the run is brought back.
+        leave: ends the work of this rank outside this process, before the run is restarted.
     """
 
     def __init__(

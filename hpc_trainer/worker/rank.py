@@ -243,7 +243,7 @@ def failed_before(paths: RunPaths, env: RankEnv, max_failures: int) -> str | Non
 def _newer_job(sweep: SweepPaths, paths: RunPaths, env: RankEnv, uuid: str | None = None) -> str | None:
     """Return the job that has the run in place of this rank's job, if any.
 
-    A job that Slurm brings back late must not start the run, nor one whose rival on other hardware has claimed it.
+    A job that Slurm requeues late must not start the run, nor one whose rival on other hardware has claimed it.
 
     Args:
         uuid: the submission of our array; None for the job of a single run.

@@ -33,8 +33,8 @@ class Keys:
     """Number of first steps in which whole gradients are sent: early training is sensitive to errors. torch's rule: a
     tenth of the run."""
     powersgd_error_feedback: bool = key(True, _POWERSGD, ONCE_SET, INCOMPATIBLE)
-    """The part of a gradient that was not sent is added to the next step's gradient. This takes the memory of the
-    gradients once more."""
+    """The part of a gradient that was not sent is added to the next step's gradient. This takes as much memory as the
+    gradients."""
 
 
 FEATURE = Feature(

@@ -408,7 +408,7 @@ def _update(config: TrainConfig, optimizer: torch.optim.Optimizer) -> tuple[int,
     try:
         optimizer.step()
     except DataDependentOutputException:
-        return 0, f"optimizer is a guess (two moments): {type(optimizer).__name__} looks at numbers in its first step"
+        return 0, f"optimizer is a guess (two moments): {type(optimizer).__name__} reads tensors in its first step"
     if config.hardware.device_type == "cuda":
         for group in optimizer.param_groups:
             if group.get("foreach", False) is None and not group.get("fused"):

@@ -155,7 +155,7 @@ def probe_of(device: torch.device, hardware: HardwareConfig) -> MemoryProbe:
 _LEAST_COUNTED = 2  # batch norm refuses a single sample
 _MOST_REFUSED = 3
 _ESTIMATE_S = 120.0
-"""Seconds after which a step is taken to be uncountable."""
+"""Seconds after which the estimate of a step is given up."""
 _FITS, _TOO_LARGE = "fits", "too large"
 
 

@@ -128,7 +128,7 @@ def stages_of(
 
 
 def cut(costs: Sequence[float], num_stages: int) -> list[range]:
-    """Cut a row of parts so that the most expensive stage is cheapest.
+    """Cut a row of parts into stages so that the most expensive stage costs as little as possible.
 
     Of equal cuts, those with the most even stages are taken, and of these the earliest. Each stage has one part or
     more; `num_stages` is at most the number of parts.

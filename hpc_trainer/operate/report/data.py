@@ -107,7 +107,7 @@ class Dots:
     run_ids: Sequence[str]
     """Run of each point."""
     is_faint: bool = False
-    """True for values that are no final ones."""
+    """True for values that are not final."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ Groups = Sequence[Any]
 def groups_to_count(task: Task, dataset: MapDataset, mesh: Mesh, *, num_micro_batches: int) -> Groups | None:
     """Return the groups of ranks that count their targets together; None if no count is needed.
 
-    None is needed if all samples have equally many targets, or if a step is one micro-batch of one rank.
+    No count is needed if all samples have equally many targets, or if a step is one micro-batch of one rank.
 
     Args:
         num_micro_batches: micro-batches of this rank in a step.

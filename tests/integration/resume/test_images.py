@@ -97,7 +97,7 @@ def test_a_stop_changes_no_bit_with_any_number_of_loader_processes(played: Path,
 def test_what_was_done_about_files_is_told(played: Path, root: Path) -> None:
     said = "".join(path.read_text() for path in sorted(played.glob("output-first-*.txt")))
     assert "folder/train/bee/003.jpeg cannot be decoded" in said
-    assert "stands in for it, in each epoch" in said
+    assert "replaces it in each epoch" in said
     assert f"shard(s) in {root / 'local'}" in "".join(path.read_text() for path in played.glob("output-again-*.txt"))
 
 

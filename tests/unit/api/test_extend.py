@@ -92,7 +92,7 @@ def test_what_was_extended_is_extended_again(sweep: SweepPaths, fake_slurm: Fake
         (["schedule=step", "schedule.every_steps=30"], [100], 100, None),
         (["schedule=step", "schedule.warmup_steps=0"], [100], None, "schedule=step: step 34 has the learning rate"),
         (["schedule=one_cycle"], [100], None, "schedule=one_cycle: step 12 has the learning rate"),
-        (["train.early_stop.patience=3", "train.eval_every_steps=10"], [50], None, "it ended early, at step 50"),
+        (["train.early_stop.patience=3", "train.eval_every_steps=10"], [50], None, "it stopped early, at step 50"),
         (_ROUNDS, [100], None, "with parallel.sync its last step ended"),
     ],
 )

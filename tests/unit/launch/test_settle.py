@@ -208,7 +208,7 @@ def test_an_sbatch_that_never_ends_is_an_error_and_nothing_is_submitted(
 ) -> None:
     intent = _intent(sweep)
     with _sbatch_at_work(sweep, intent) as sbatch:
-        with pytest.raises(SlurmError, match=rf"still tries \(process {sbatch.pid}\)"):
+        with pytest.raises(SlurmError, match=rf"still running \(process {sbatch.pid}\)"):
             settle_intents(sweep)
         assert sum(clock.slept) > 100, "an sbatch tries for minutes by itself"
         assert [each.job_id for each in read_ledger(sweep).submissions] == [None]

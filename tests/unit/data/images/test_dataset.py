@@ -132,7 +132,7 @@ def test_the_same_one_stands_in_always_and_it_is_told_once(root, capfd):
     data = folder(root, on_broken=OnBroken.skip)
     images, targets = data.__getitems__(range(12))
     said = capfd.readouterr().err
-    assert said.count("stands in for it") == 2
+    assert said.count("replaces it") == 2
     assert re.search(r"train/bee/000\.jpg cannot be decoded .* so far this process has found 2 broken .* of 12", said)
     whole = [row for row in range(12) if row not in (2, 4)]
     for row in (2, 4):
@@ -143,7 +143,7 @@ def test_the_same_one_stands_in_always_and_it_is_told_once(root, capfd):
     for row in (4, 2, 0):
         assert torch.equal(fresh.__getitems__([row])[0][0], images[row])
     assert torch.equal(data.__getitems__([2])[0][0], images[2])
-    assert capfd.readouterr().err.count("stands in") == 2  # the fresh one's
+    assert capfd.readouterr().err.count("replaces it") == 2  # the fresh one's
 
 
 def test_skip_is_for_what_a_file_holds_and_not_for_lost_files(root):
