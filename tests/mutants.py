@@ -351,7 +351,7 @@ class Player(Failures):
     def _play(self, items: Sequence[pytest.Item], changed: dict[types.FunctionType, types.CodeType]) -> int:
         for function, code in changed.items():
             function.__code__ = code
-        for item, after in zip(items, [*items[1:], None], strict=True):
+        for item, after in zip(items, [*items, None][1:], strict=True):
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
             if self._failed:
                 break

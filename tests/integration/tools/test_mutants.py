@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants import NEAREST, _meaning
+from tests.mutants import NEAREST, Answers, Player, _meaning
 from tests.unit.launch.frozen_code.projects import write_files
 
 _CODE = """
@@ -107,3 +107,8 @@ def test_every_nearest_test_and_what_it_is_nearest_to_are_there() -> None:
 )
 def test_what_means_the_same_is_not_drawn(before: str, after: str, is_equality: bool, is_same: bool) -> None:
     assert (_meaning(before, is_equality) == _meaning(after, is_equality)) is is_same
+
+
+def test_a_mutant_without_tests_survives(tmp_path: Path) -> None:
+    """It was counted as killed where every nearest test is long or left out."""
+    assert Player([], Answers(tmp_path / "answers"), tmp_path / "log")._play([], {}) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -372,3 +373,13 @@ def test_folders_and_their_parents_have_the_mode_that_the_umask_leaves(
     (tmp_path / "file").touch()
     with pytest.raises(FileExistsError):
         files.make_folder(tmp_path / "file")
+
+
+def test_a_marker_in_a_folder_that_cannot_be_reached_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(OSError, match=re.escape(os.strerror(errno.ELOOP))):
+        write_marker(tmp_path / "loop" / "CANCEL")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("folder", "pipe", "loop"):
+        write_marker(tmp_path / name)  # whatever has the name, the marker exists
