@@ -140,7 +140,7 @@ def test_an_error_of_ours_is_shown_visible(tmp_path: Path) -> None:
     code = (
         "import hpc_trainer.cli.main as cli, sys\n"
         "def app(): raise ZeroDivisionError('a\\x1b[2Jb')\n"
-        "cli.app = app\ncli.main()"
+        "cli.with_one_verb = lambda word: app\ncli.main()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 1
