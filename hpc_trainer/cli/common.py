@@ -151,9 +151,10 @@ def print_table(
     """
     told = [index for index in range(len(columns)) if not rows or any(row[index] != "-" for row in rows)]
     columns, rows = [columns[index] for index in told], [[row[index] for index in told] for row in rows]
-    shown = [[cell.value if isinstance(cell, RunState) else one_line(cell) for cell in row] for row in rows]
-    texts = [[one_line(word) for word in columns], *shown]
     out = console()
+    shown = [[cell.value if isinstance(cell, RunState) else one_line(cell) for cell in row] for row in rows]
+    shown = [[_in_letters_of(out.file, cell) for cell in row] for row in shown] if not _takes_all(out.file) else shown
+    texts = [[one_line(word) for word in columns], *shown]
     room = _room(out)
     kept, widths = fit_table(texts[0], shown, room, least)
     left_out = [column for index, column in enumerate(columns) if index not in kept]
@@ -344,7 +345,7 @@ _COLOUR = re.compile("(\x1b\\[[0-9;:]{0,60}m)")
 _NO_COLOUR = "\x1b[0m"
 
 
-_PLAIN = {"…": "...", "±": "+-", "≥": ">=", "≤": "<=", "×": "x", "µ": "u", "°": " deg", "━": "=", "╌": "-", "²": "^2"}
+_PLAIN = {"…": "~", "±": "+-", "≥": ">=", "≤": "<=", "×": "x", "µ": "u", "°": " deg", "━": "=", "╌": "-", "²": "^2"}
 
 
 def _in_plain_letters(error: UnicodeError) -> tuple[str, int]:
@@ -353,6 +354,16 @@ def _in_plain_letters(error: UnicodeError) -> tuple[str, int]:
         raise error
     lacking = error.object[error.start : error.end]
     return "".join(_PLAIN.get(letter, "?") for letter in lacking), error.end
+
+
+def _takes_all(stream: TextIO) -> bool:
+    return codecs.lookup(stream.encoding or "utf-8").name == "utf-8"
+
+
+def _in_letters_of(stream: TextIO, text: str) -> str:
+    """Return the text as the stream will print it, which may be longer: `+-` for a plus-minus sign."""
+    encoding = stream.encoding or "utf-8"
+    return text.encode(encoding, "hpc_trainer.plain_letters").decode(encoding)
 
 
 def allow_any_encoding() -> None:

@@ -261,8 +261,13 @@ def run_release(names: Sequence[str], sweep: str | None, runs_dir: Path | None, 
         return
     for note in done.notes:
         say(f"Note: {as_typed(note)}")
-    what = f"{len(done.released)} run(s) of {status.sweep.name}"
-    say(f"Released {what}." if done.released else f"Nothing to release: no run of {status.sweep.name} is held.")
+    name = status.sweep.name
+    if done.released:
+        say(f"Released {len(done.released)} run(s) of {name}.")
+    elif is_whole and status.hold is not None:
+        say(f"{name} is not held any more; none of its runs was waiting.")
+    else:
+        say(f"Nothing to release: no run of {name} is held.")
     if again is not None:
         print_submitted(again)
     else:

@@ -434,7 +434,8 @@ def run_hold(names: list[str], sweep: str | None, runs_dir: Path | None, *, save
     parts += [f"{len(done.saving)} save a checkpoint and exit"] if done.saving else []
     parts += [f"{len(done.at_work)} at work continue (--save holds them too)"] if done.at_work else []
     say("; ".join(parts) + ".")
-    print_next(f"release {status.sweep.name}" if is_whole else f"release {' '.join(names)}")
+    what = status.sweep.name if is_whole else " ".join(names)
+    print_next(f"release {what}" if done.held or done.saving else f"status {status.sweep.name}")
 
 
 def select_to_hold(

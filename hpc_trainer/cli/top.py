@@ -69,7 +69,7 @@ class TopApp(App[None]):
     TITLE = "hpc-trainer top"
     ENABLE_COMMAND_PALETTE = False
     CSS = """
-    #sweeps { width: 26; border-right: solid $primary; }
+    #sweeps { width: 20%; min-width: 12; max-width: 26; border-right: solid $primary; }
     #head { height: 1; padding: 0 1; }
     #runs { height: 1fr; }
     #details { height: 1fr; border-top: solid $primary; }

@@ -19,10 +19,12 @@ from rich.text import Text
 
 from hpc_trainer.cli.common import counts_line, figure, one_line, short_duration, state_style
 from hpc_trainer.cli.live import end_note
+from hpc_trainer.config.schema.output import CheckpointConfig, compared_by
 from hpc_trainer.errors import HpcTrainerError, visible
 from hpc_trainer.operate.find import list_sweeps
 from hpc_trainer.operate.logs import log_files, read_logs
 from hpc_trainer.operate.report.data import curves_of
+from hpc_trainer.operate.results import kept_by
 from hpc_trainer.operate.waits import pause_s
 from hpc_trainer.operate.why import explain
 from hpc_trainer.record.layout import SweepPaths
@@ -61,12 +63,14 @@ def rows_of(status: SweepStatus) -> list[Row]:
         return 0 if run.state is RunState.RUNNING else 1 if run.state.has_failed else 2 if run.state.is_active else 3
 
     chosen = sorted(runs, key=place)[:_MOST_RUNS]
-    return [Row(run_id=run.run_id, cells=_cells(run, axes[run.run_id])) for run in chosen]
+    kept = kept_by(run.spec for run in runs)
+    return [Row(run_id=run.run_id, cells=_cells(run, axes[run.run_id], kept)) for run in chosen]
 
 
-def _cells(run: RunStatus, axes: dict[str, str]) -> list[Text]:
+def _cells(run: RunStatus, axes: dict[str, str], kept: CheckpointConfig) -> list[Text]:
     name = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in axes.items()) or run.run_id
-    metric = next((key for key in ("eval_accuracy", "eval_loss", "loss") if run.metrics.get(key) is not None), None)
+    known = {key for key, value in run.metrics.items() if value is not None}
+    metric = compared_by(kept, known) or ("loss" if "loss" in known else None)
     value = "" if metric is None else f"{metric} {figure(float(run.metrics[metric]))}"
     eta = short_duration(run.eta_s) if run.eta_s is not None else ""
     note = "" if metric is not None and run.state is RunState.COMPLETED and run.warning is None else end_note(run)

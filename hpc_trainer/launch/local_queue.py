@@ -32,7 +32,7 @@ from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.processes import is_alive, pid_of
 from hpc_trainer.record.reading import Faults, is_there, look_anew
 from hpc_trainer.record.spec import RunSpec, read_specs
-from hpc_trainer.record.states import CANCEL, DONE, HOLD, RunState
+from hpc_trainer.record.states import CANCEL, DONE, HOLD, KILLED, RunState
 from hpc_trainer.runtime.rank_env import LOCAL_START_VARIABLE, named_gpus
 from hpc_trainer.runtime.stop import StopFlag
 
@@ -191,7 +191,7 @@ def _record_silent_death(paths: SweepPaths, run: _Started) -> None:
     has_started = len(attempts) > run.num_attempts
     if has_started and not attempts[-1].has_ended:
         message = "the ranks ended without an error message: killed, or out of memory?"
-        journal.end(attempts[-1].attempt, state=RunState.FAILED, cause="killed", error={"message": message})
+        journal.end(attempts[-1].attempt, state=RunState.FAILED, cause=KILLED, error={"message": message})
     elif not has_started and not any(is_there(folder.marker(name)) for name in (DONE, CANCEL)):
         logs = sorted(paths.local_logs.glob(f"{run.process.pid}_*"))
         said = "\n".join(path.read_text(errors="replace") for path in logs).strip().splitlines()

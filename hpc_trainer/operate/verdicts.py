@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hpc_trainer.record.doubts import DoubtKind, kind_of_doubt
 from hpc_trainer.record.last_words import NOT_STARTED
-from hpc_trainer.record.states import LOW_GOODPUT, NOT_FINITE, RunState
+from hpc_trainer.record.states import KILLED, LOW_GOODPUT, NOT_FINITE, RunState
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +140,9 @@ INVALID_CONFIG = "invalid_config"
 REFUSALS = (INCOMPATIBLE_RESUME, INVALID_CONFIG)
 """Causes without a traceback: the line of hpc_trainer that raised them does not help the user."""
 
+TIMEOUTS = "timeouts"
+"""Diagnosis of a run that the time limit ends again and again, each time with progress."""
+
 # Verdicts on FAILED runs, by the cause that the worker recorded.
 BY_CAUSE: dict[str, Verdict] = {
     "exception": Verdict(
@@ -186,6 +189,10 @@ BY_CAUSE: dict[str, Verdict] = {
         "It was restarted again and again without a new step, so it was stopped for good (exit 76).",
         (_LOGS, "a longer time limit or grace if the first step comes late", _RETRY + " counts anew"),
     ),
+    TIMEOUTS: Verdict(
+        "Its time limit ends one attempt after the other, and each trains further. It continues by itself.",
+        ("nothing: it continues by itself",),
+    ),
     LOW_GOODPUT: Verdict(
         "Its time limit ended one attempt after the other, and nearly all of their time went to other things than "
         "training, so it was stopped for good (exit 76).",
@@ -210,7 +217,7 @@ BY_CAUSE: dict[str, Verdict] = {
             + ", which uses the earlier settings; a corrected cluster.setup or cluster.python may be added to it",
         ),
     ),
-    "killed": Verdict(
+    KILLED: Verdict(
         "Its process was killed from outside (kill -9, or the machine ran out of memory).", (_LOGS, _RETRY)
     ),
     "peer_lost": Verdict(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,17 +17,17 @@ from hpc_trainer.config.table.choice import typed_words
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError, HpcTrainerError, SlurmError
 from hpc_trainer.operate.logs import log_files
-from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE, REFUSALS, Verdict, of_unknown
+from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE, REFUSALS, TIMEOUTS, Verdict, of_unknown
 from hpc_trainer.record.bad_nodes import bad_node_lines, keep_bad_node
 from hpc_trainer.record.chain import awaited_of, followers_of, look_at, waiting_for
 from hpc_trainer.record.doubts import kind_of_doubt
 from hpc_trainer.record.environment import changes_of
 from hpc_trainer.record.journal import Attempt, read_first_weights
 from hpc_trainer.record.last_words import NOT_STARTED
-from hpc_trainer.record.ledger import RunLedger, ledger_line, newest_timeouts
+from hpc_trainer.record.ledger import RunLedger, duration, ledger_line, newest_timeouts
 from hpc_trainer.record.reading import Faults, is_number, read_ends, read_json
 from hpc_trainer.record.signs import Sign, found_in, sign_of
-from hpc_trainer.record.states import LOW_GOODPUT, NOT_FINITE, OUT_OF_MEMORY, POOL, RunState
+from hpc_trainer.record.states import LOW_GOODPUT, NOT_FINITE, OUT_OF_MEMORY, POOL, TIMEOUT, RunState
 from hpc_trainer.record.status import RunStatus, SweepStatus, ask_ledgers, read_status
 from hpc_trainer.runtime.pace import better_limit_min, grace_warning
 from hpc_trainer.slurm.jobs import OFF, show_preemption
@@ -217,6 +218,12 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True, ran
     if run.limit_warning is not None:
         evidence.append(run.limit_warning)
         advice = [_NOW_LONGER.format(**values), *advice]
+    elif timeouts := _timeouts_with_progress(run):
+        line, more = _steps_to_go(run, timeouts)
+        evidence.append(line)
+        if run.state.is_active and more > 1:
+            limit_min = min(more, _MUCH_LONGER) * run.spec.shape.time_limit_min
+            advice.append(f"{_NOW_LONGER.format(**{**values, 'longer': limit_min})}, if its partition allows that long")
     advice += [line for clue in clues for line in clue.advice]
     ledger = ask_ledgers(status, [run], status.faults).get(run.run_id) if asks_slurm else None
     if ledger is not None and (line := ledger_line(ledger)) is not None:
@@ -256,8 +263,12 @@ def _verdict(status: SweepStatus, run: RunStatus) -> Verdict:
         return BY_CAUSE[OUT_OF_MEMORY]
     if run.cause == NOT_FINITE:
         return BY_CAUSE[NOT_FINITE]
-    if run.pending_reason is not None:
-        return _waits(run.state, explain_reason(run.pending_reason))
+    waits = None if run.pending_reason is None else explain_reason(run.pending_reason)
+    is_at_it = run.state in (RunState.RUNNING, RunState.REQUEUED) and run.limit_warning is None
+    if is_at_it and (waits is None or not waits.advice) and _timeouts_with_progress(run):
+        return BY_CAUSE[TIMEOUTS]
+    if waits is not None:
+        return _waits(run.state, waits)
     if run.state is not RunState.FAILED:
         return BY_STATE[run.state]
     cause = NOT_STARTED if run.failure.get("cause") == NOT_STARTED else run.cause
@@ -277,6 +288,8 @@ def _diagnosis(run: RunStatus, verdict: Verdict, meaning: Sign | None) -> str:
         return NOT_KNOWN
     if run.state is RunState.UNKNOWN:
         return f"unknown_{kind_of_doubt(run.cause).name}"
+    if run.state is RunState.OUT_OF_MEMORY and run.cause != OUT_OF_MEMORY:
+        return "host_memory"
     if verdict in BY_CAUSE.values():
         name = next(name for name, of_cause in BY_CAUSE.items() if of_cause is verdict)
         return "exception" if name == "program" else name.replace(" ", "_")
@@ -442,6 +455,40 @@ def _rank_to_read(run: RunStatus) -> int | None:
     return rank if isinstance(rank, int) and run.cause not in _WAITED else None
 
 
+def _timeouts_with_progress(run: RunStatus) -> list[tuple[int, float]]:
+    """Return steps and seconds of the newest attempts if the time limit ended at least two in a row, else [].
+
+    Each of them made steps. A program does not say where it begins: it begins where the attempt before it was.
+    """
+    if run.state is RunState.COMPLETED or run.state.has_failed:
+        return []
+    made: list[tuple[int, float]] = []
+    ended = [attempt for attempt in run.attempts if attempt.has_ended]
+    for before, attempt in zip([None, *ended], ended, strict=False):
+        begin = attempt.resumed_step if before is None or before.saved_step is None else before.saved_step
+        begin = 0 if begin is None or (before is None and run.spec.is_program) else begin
+        steps = (attempt.saved_step or 0) - begin
+        if attempt.cause != TIMEOUT or steps <= 0:
+            made = []
+        else:
+            made.append((steps, (attempt.end_time or attempt.start_time) - attempt.start_time))
+    return made[-_LOOKED_AT:] if len(made) > 1 else []
+
+
+def _steps_to_go(run: RunStatus, timeouts: Sequence[tuple[int, float]]) -> tuple[str, int]:
+    """Return a line on how many more attempts as these need, and their number; 0 if it is not known."""
+    steps, seconds = (math.fsum(column) / len(timeouts) for column in zip(*timeouts, strict=True))
+    line = (
+        f"the time limit of {run.spec.shape.time_limit_min} min ended its last {len(timeouts)} attempts, and each made "
+        f"some {steps:.3g} steps"
+    )
+    if not run.num_steps:
+        return f"{line}; how many steps it has is not known", 0
+    left = max(0, run.num_steps - run.step)
+    more = math.ceil(left / steps)
+    return f"{line}: for the other {left} steps it needs {more} more, {duration(more * seconds)}", more
+
+
 def _longer_limit_min(status: SweepStatus, run: RunStatus) -> int:
     """Return a longer time limit, in minutes, for a run whose time limit is too short."""
     shape = run.spec.shape
@@ -451,6 +498,7 @@ def _longer_limit_min(status: SweepStatus, run: RunStatus) -> int:
 
 
 _LOOKED_AT = 3
+_MUCH_LONGER = 4  # partitions bound it, and a longer job waits longer
 _NOW_LONGER = (
     "hpc-trainer cancel {run} && hpc-trainer retry {run} hardware.time_limit_min={longer}: it continues with more time"
 )

@@ -84,6 +84,9 @@ LOW_GOODPUT = "low_goodput"
 TIMEOUT = "timeout"
 """Cause of an end by the time limit, with or without its warning."""
 
+KILLED = "killed"
+"""Cause of an end by SIGKILL: a person, Slurm, or the kernel for want of memory."""
+
 UNEXPLAINED = "unexplained"
 """Cause of an end before Slurm says whether a user cancelled the job; its accounting will say it."""
 

@@ -67,7 +67,7 @@ from hpc_trainer.record.run_state import (
     went_away,
 )
 from hpc_trainer.record.spec import NAMELESS, WRITE_AGAIN, RunSpec, lost_spec, read_specs
-from hpc_trainer.record.states import CANCEL, DONE, NOT_FINITE, OUT_OF_MEMORY, RunState
+from hpc_trainer.record.states import CANCEL, DONE, KILLED, NOT_FINITE, OUT_OF_MEMORY, RunState
 from hpc_trainer.record.submissions import (
     Job,
     Ledger,
@@ -215,6 +215,8 @@ def status_of(
         failure = read_failure(folder.paths.failure(newest.attempt), FaultsOf(spec.run_id, faults))
     if not failure and state.has_failed and folder.is_on_slurm and newest is not None and not newest.has_ended:
         failure = words_of_death(folder, FaultsOf(spec.run_id, faults))
+    elif cause == KILLED and state is RunState.FAILED and folder.is_on_slurm and not folder.is_in_pool:
+        failure = _with_words_of_slurm(folder, failure, faults)
     if failure.get("cause") == OUT_OF_MEMORY:  # Slurm, or the queue, saw only an exit code
         state, cause = RunState.OUT_OF_MEMORY, OUT_OF_MEMORY
     if refused is not None and not state.is_active and state is not RunState.COMPLETED:
@@ -257,6 +259,13 @@ def status_of(
         waits_for=folder.waits_for if state.is_active else None,
         turn=folder.turn if state.is_active else None,
     )
+
+
+def _with_words_of_slurm(folder: RunFolder, failure: Mapping[str, Any], faults: Faults) -> Mapping[str, Any]:
+    """Return the error of a program that was killed; its output ends with that of the job, which may tell by whom."""
+    told = failure or (folder.newest.error if folder.newest is not None else {})
+    said = [told.get("output", ""), words_of_death(folder, FaultsOf(folder.paths.run_id, faults)).get("output", "")]
+    return {**told, "output": "\n".join(text for text in said if text)}
 
 
 def _pending_reason(waiting: QueueEntry | None, folder: RunFolder, state: RunState) -> str | None:

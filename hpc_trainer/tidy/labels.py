@@ -77,6 +77,8 @@ def change_note(sweep: SweepPaths, note: str) -> Labels:
     Raises:
         ConfigError: the note is too long.
     """
+    with contextlib.suppress(UnicodeError):  # where the locale is not UTF-8, Python escapes other letters of arguments
+        note = note.encode(errors="surrogateescape").decode(errors="replace")
     if len(note) > _LONGEST_NOTE:
         raise ConfigError(f"the note has {len(note)} characters, and {_LONGEST_NOTE} is the most. Shorten it.")
     with _changing(sweep):

@@ -29,7 +29,7 @@ from hpc_trainer.record.reading import Faults, Watch, names_in, read_json
 from hpc_trainer.record.redaction import Redaction
 from hpc_trainer.record.rungs import pause_step
 from hpc_trainer.record.signs import with_causes
-from hpc_trainer.record.states import CANCEL, POOL, RUNG, RunState
+from hpc_trainer.record.states import CANCEL, KILLED, POOL, RUNG, RunState
 from hpc_trainer.runtime.pace import SaveTimer
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.spans import Spans
@@ -395,7 +395,7 @@ class _Rank:
         )
         record = record_of(
             self.as_stop, ExitCode.FAILED, type="ProgramError", message=message,
-            cause="killed" if is_killed else "program", output=output, **({} if frame is None else {"frame": frame}),
+            cause=KILLED if is_killed else "program", output=output, **({} if frame is None else {"frame": frame}),
         )  # fmt: skip
         conclude_error(self.as_stop, record)
 

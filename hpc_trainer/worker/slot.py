@@ -37,7 +37,7 @@ from hpc_trainer.record.layout import RunPaths, SweepPaths
 from hpc_trainer.record.processes import is_alive, open_pidfd, process_name
 from hpc_trainer.record.reading import is_storage_error, is_there, look_anew, names_in
 from hpc_trainer.record.spec import RunSpec, read_specs
-from hpc_trainer.record.states import CANCEL, DONE, HOLD, POOL, RunState
+from hpc_trainer.record.states import CANCEL, DONE, HOLD, KILLED, POOL, RunState
 from hpc_trainer.record.submissions import Submission, read_submissions
 from hpc_trainer.record.turns import (
     Holder,
@@ -572,7 +572,7 @@ def _state_after(paths: RunPaths, turn: Turn, place: _Place, env: RankEnv) -> Ru
         return RunState.HELD  # the hold came after the claim
     if attempt is not None:
         message = "the ranks ended without an error message: killed, or out of memory?"
-        journal.end(attempt.attempt, state=RunState.FAILED, cause="killed", error={"message": message})
+        journal.end(attempt.attempt, state=RunState.FAILED, cause=KILLED, error={"message": message})
     elif code != ExitCode.OK:
         number = journal.attempt_number(env.job_id, turn.number)
         journal.start(

@@ -6,13 +6,15 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.integration.failures.test_failing_programs import CORPUS, plain
+from tests.programs.failing import CGROUPS
 from tests.slurm.driver import Driver
 from tests.slurm.test_first_day import TINY
 from tests.slurm.testbed.cluster import SlurmCluster
@@ -55,7 +57,8 @@ def _seen(driver: Driver, sweep: str, label: str, records: list[dict[str, Any]])
     if not is_waiting:
         driver.slurm.wait_for(has_ended, 60, f"the end of {run['job_id']} in the accounting")
     folder = driver.run_folder(sweep)
-    names = [path.relative_to(folder) for path in (*folder.glob("attempt-*.jsonl"), *folder.glob("logs/*.rank-0.log"))]
+    kept = ("attempt-*.jsonl", "logs/*.rank-0.log", "logs/*.failure.json", "heartbeat.json")
+    names = [path.relative_to(folder) for pattern in kept for path in folder.glob(pattern)]
     # The unit tests lay the run out as an element of job 500.
     texts = {str(name): plain((folder / name).read_text()) for name in names}
     files = {name: re.sub(rf"\b{run['job_id']}\b", "500_0", text) for name, text in texts.items()}
@@ -143,6 +146,64 @@ def test_a_lost_node_and_a_time_limit_without_progress(driver: Driver) -> None:
         driver.start_again(driver.only_run("limit")["job_id"])
     driver.wait_for_states("limit", "FAILED")
     _seen(driver, "limit", "no_progress", records)
+    _keep(records)
+
+
+# Five steps an attempt, then it sleeps into the time limit; the next attempt goes on where this one was.
+_FIVE_MORE = """\
+step=$(cat reached 2>/dev/null || echo 0); last=$((step + 5))
+while [ $step -lt $last ]; do
+    step=$((step + 1)); echo $step >reached
+    echo "{\\"step\\": $step, \\"num_steps\\": 40, \\"loss\\": 2.0}" >>"$HPC_TRAINER_METRICS"
+done
+sleep 600
+"""
+
+
+@pytest.mark.long
+def test_a_time_limit_that_ends_attempt_after_attempt_with_progress(driver: Driver) -> None:
+    """With HPC_TRAINER_UPDATE_GOLDEN=1 the corpus gets this case anew."""
+    records: list[dict[str, Any]] = []
+    (driver.folder / "five.sh").write_text(_FIVE_MORE)
+    words = ("hardware=testbed_x1", "hardware.time_limit_min=1", "sweep_name=advances")
+    driver.submit("--command", "sh five.sh", *words)
+    for number in range(2):
+        driver.slurm.wait_for(
+            lambda number=number: len(driver.attempts("advances", "end")) > number, 200, "the time limit"
+        )
+        assert driver.attempts("advances", "end")[number]["cause"] == "timeout"
+        if number == 0:
+            driver.start_again(driver.only_run("advances")["job_id"])
+    job_id = driver.only_run("advances")["job_id"]
+    driver.slurm.wait_for(lambda: driver.slurm.job(job_id)["Reason"] == "BeginTime", 60, "its return to the queue")
+    _seen(driver, "advances", "timeouts", records)
+    why = driver.json("why", "advances")
+    said = "each made some 5 steps: for the other 30 steps it needs 6 more"
+    assert said in " ".join(why["evidence"]), why["evidence"]
+    assert any("hardware.time_limit_min=4: it continues with more time" in line for line in why["advice"]), why
+    driver.run("cancel", "advances")
+    _keep(records)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not os.access(CGROUPS, os.W_OK), reason=f"{CGROUPS}: no memory controller of cgroup v1 to write")
+def test_slurms_own_control_group_ends_a_run_that_needs_too_much_memory(
+    slurm_variant: Callable[[str], SlurmCluster], tmp_path: Path
+) -> None:
+    """With HPC_TRAINER_UPDATE_GOLDEN=1 the corpus gets this case anew."""
+    records: list[dict[str, Any]] = []
+    driver = Driver(slurm_variant("cgroups"), tmp_path)
+    eats = "def main(*_):\n    kept = []\n    while True:\n        kept.append(bytearray(50_000_000))\n"
+    (tmp_path / "eats.py").write_text(f"{eats}\n\nif __name__ == '__main__':\n    main()\n")
+    words = ("hardware=testbed_x1", "hardware.mem_gb_per_node=1")
+    driver.submit("--command", f"{sys.executable} {tmp_path}/eats.py", *words, "sweep_name=program")
+    driver.submit("--trust", "eats", "train.main=eats.main", *words, "sweep_name=rank")
+    driver.submit(*TINY, *words[1:], f"cluster.setup=['{sys.executable} {tmp_path}/eats.py']", "sweep_name=shell")
+    for sweep in ("program", "rank", "shell"):  # the kernel kills the program, the rank, or a child of the batch shell
+        driver.wait_for_states(sweep, "FAILED", "OUT_OF_MEMORY")
+        _seen(driver, sweep, "host_memory", records)
+    told = [record["answers"]["sacct"].split("|")[1] for record in records]
+    assert told == ["FAILED", "FAILED", "OUT_OF_MEMORY"]  # Slurm 22.05 tells the end of the batch shell
     _keep(records)
 
 

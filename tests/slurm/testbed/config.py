@@ -29,10 +29,9 @@ StateSaveLocation={spool}/ctld
 SlurmdSpoolDir={spool}/%n
 MailProg={mail}
 MpiDefault=none
-# Virtual nodes on one host: no cgroups, and the sizes below instead of the host's own.
+# Virtual nodes on one host: no cgroups (but see the variant `cgroups`), and the sizes below instead of the host's own.
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-JobAcctGatherType=jobacct_gather/linux
+{task}JobAcctGatherType=jobacct_gather/linux
 JobAcctGatherFrequency={accounting_every_s}
 SlurmdParameters=config_overrides
 PropagateResourceLimits=NONE
@@ -111,6 +110,8 @@ def _extra(spec: Spec) -> str:
         "requeueexit": "RequeueExit=75,76\n",
         # There are no cgroups here: Slurm adds up a step's memory every second and ends it above its share.
         "memorylimit": "JobAcctGatherParams=OverMemoryKill\n",
+        # A control group (version 1) bounds a step's memory: the kernel kills it, and Slurm says OUT_OF_MEMORY.
+        "cgroups": "TaskPlugin=task/cgroup\n",
     }
     return lines.get(spec.variant, "")
 
@@ -136,6 +137,7 @@ def slurm_conf(spec: Spec) -> str:
         max_jobs=50_000 if spec.variant == "large" else 10_000,
         accounting=_accounting(spec),
         accounting_every_s=1 if spec.variant == "memorylimit" else 10,
+        task="" if spec.variant == "cgroups" else "TaskPlugin=task/none\n",
         extra=_extra(spec),
         prolog=f"TaskProlog={clocks.prolog(spec)}\n" if clocks.wanted(spec) else "",
         nodes=f"n[1-{len(NODES)}]",
@@ -170,6 +172,8 @@ def gres_conf(spec: Spec) -> str:
 
 def cgroup_conf(spec: Spec) -> str:
     """The text of cgroup.conf: newer releases look for cgroup v2 even when nothing uses it."""
+    if spec.variant == "cgroups":
+        return "CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\nConstrainRAMSpace=yes\n"
     return "" if spec.release == HOST_RELEASE else "CgroupPlugin=disabled\n"
 
 

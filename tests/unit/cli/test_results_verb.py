@@ -208,6 +208,27 @@ def test_a_locale_without_the_letters_gets_plain_ones(sweep: SweepOnDisk, encodi
     done = subprocess.run([*words, str(sweep.paths.folder.parent)], env=environ, capture_output=True, check=True)
     assert sign in done.stdout
     assert b"\x1b" not in done.stdout
+    heading, first, *_ = done.stdout.decode(encoding).splitlines()
+    assert heading.index("N  RUNS") == first.index("3  3"), "columns stand below their headings"
+
+
+def test_a_narrow_terminal_without_the_letters_wraps_no_line(sweep: SweepOnDisk) -> None:
+    code = (
+        "import os, pty, sys; pid, fd = pty.fork()\n"
+        "if pid == 0: os.execv(sys.executable, [sys.executable, '-m', 'hpc_trainer', *sys.argv[1:]])\n"
+        "import fcntl, struct, termios; fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack('HHHH', 40, 50, 0, 0))\n"
+        "try:\n"
+        "    while got := os.read(fd, 65536): os.write(1, got)\n"
+        "except OSError: pass\n"
+    )
+    words = ["results", "grid", "--runs-dir", str(sweep.paths.folder.parent)]
+    environ = {**os.environ, "PYTHONIOENCODING": "ascii", "NO_COLOR": "1"}
+    environ.pop("COLUMNS", None)
+    done = subprocess.run([sys.executable, "-c", code, *words], env=environ, capture_output=True, check=True)
+    lines = done.stdout.decode("ascii").replace("\r", "").splitlines()
+    rows = [line for line in lines if line.startswith("~-")]
+    assert len(rows) == len(sweep.specs)
+    assert all(len(line) <= 50 for line in rows), rows
 
 
 # --- status ---

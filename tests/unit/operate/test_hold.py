@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.cli.grid_verbs import run_retry
-from hpc_trainer.cli.run_verbs import run_cancel
+from hpc_trainer.cli.grid_verbs import run_release, run_retry
+from hpc_trainer.cli.run_verbs import run_cancel, run_hold
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, ExitCode, RunStateError, SlurmError
 from hpc_trainer.launch.grids import plan_grid, submit_grid
@@ -80,6 +80,28 @@ def test_one_run_is_held_and_others_go_on(sweep: SweepOnDisk, fake_slurm: FakeSl
     hold_runs(status, status.runs[2:3])
     assert fake_slurm.calls("scontrol") == ["scontrol uhold 500_[2]"]
     assert _states(sweep) == [RunState.PENDING, _RUNNING, _HELD, _DONE]
+
+
+def test_the_commands_say_what_there_was_to_hold_and_to_release(
+    sweep: SweepOnDisk, fake_slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ([sweep.paths.name], None, sweep.paths.folder.parent)
+    for path in (sweep.paths.folder.parent, sweep.paths.folder, *(sweep.run(index).folder for index in range(4))):
+        path.chmod(0o700)
+    run_hold(*words, save=False, as_json=False)
+    assert capsys.readouterr().out.splitlines()[-1] == "Next: hpc-trainer release sweep"
+    fake_slurm.answer("squeue", "500_1|RUNNING|n1|None|x\n")  # both runs that waited have left meanwhile
+    fake_slurm.answer("sacct", "500_0|CANCELLED|0:0|n1\n500_2|CANCELLED|0:0|n1\n")
+    run_release(*words, as_json=False)
+    assert capsys.readouterr().out.startswith("sweep is not held any more; none of its runs was waiting.\n")
+    assert not sweep.paths.hold.exists()
+    run_release(*words, as_json=False)
+    assert capsys.readouterr().out.startswith("Nothing to release: no run of sweep is held.\n")
+    run_hold(*words, save=False, as_json=False)
+    assert capsys.readouterr().out.splitlines() == [
+        "Nothing of sweep waits; 1 at work continue (--save holds them too).", "Next: hpc-trainer status sweep",
+    ]  # fmt: skip
+    assert not sweep.paths.hold.exists()
 
 
 def test_a_run_that_left_for_a_hold_is_submitted_again_by_its_release(

@@ -204,6 +204,28 @@ def test_a_run_that_trains_in_its_short_attempts_is_left_alone(sweep: SweepOnDis
     fake_slurm.answer("squeue", "500_0|PENDING||BeginTime\n")
     _timed_out(sweep, attempts=4, training_s=6.0)
     assert read_status(sweep.paths).runs[0].warning is None
+    assert not any("it is stopped for good" in line for line in _why(sweep).evidence)
+
+
+def test_a_run_that_each_time_limit_ends_a_bit_further_is_told_how_many_more_it_needs(
+    sweep: SweepOnDisk, fake_slurm: FakeSlurm
+) -> None:
+    fake_slurm.answer("squeue", "500_0|PENDING||BeginTime|x\n")
+    _timed_out(sweep, attempts=1, training_s=30.0)
+    assert _why(sweep).diagnosis == "BeginTime", "once says little"
+    _timed_out(sweep, attempts=4, training_s=30.0)
+    run_id, why, left = sweep.specs[0].run_id, _why(sweep), sweep.specs[0].num_steps - 4
+    assert why.diagnosis == "timeouts"
+    assert "Slurm's reason: BeginTime" in " ".join(why.evidence)
+    said = "the time limit of 60 min ended its last 3 attempts, and each made some 1 steps"
+    assert any(line.startswith(f"{said}: for the other {left} steps it needs {left} more, ") for line in why.evidence)
+    longer = f"hpc-trainer cancel {run_id} && hpc-trainer retry {run_id} hardware.time_limit_min=240: "
+    assert why.advice[0] == "nothing: it continues by itself"
+    assert why.advice[1].startswith(longer)
+    fake_slurm.answer("squeue", "500_0|PENDING||PartitionDown|x\n")
+    assert _why(sweep).diagnosis == "PartitionDown", "which needs more than patience"
+    sweep.start(attempt=4, resumed=4)
+    sweep.end(attempt=4, state=RunState.FAILED, cause="exception")
     assert not any("time limit of" in line for line in _why(sweep).evidence)
 
 

@@ -67,6 +67,9 @@ def _call(*words: str) -> int:
 def test_tags_and_the_note_are_kept_and_shown(sweep: SweepOnDisk, capsys: pytest.CaptureFixture[str]) -> None:
     assert change_tags(sweep.paths, ["v2", "good"]).tags == ("good", "v2")
     assert change_note(sweep.paths, "the first try").tags == ("good", "v2")
+    as_ascii = "zu groß".encode().decode("ascii", "surrogateescape")  # as Python reads an argument in the locale POSIX
+    assert change_note(sweep.paths, as_ascii).note == read_labels(sweep.paths).note == "zu groß"
+    change_note(sweep.paths, "the first try")
     assert change_tags(sweep.paths, [], ["v2"]).tags == ("good",)
     assert read_labels(sweep.paths).note == "the first try"
     _call("sweeps", "--json")
