@@ -21,12 +21,17 @@ _VERSION = re.compile(r"Kernel Module(?: for \w+)?\s+([0-9.]+)")
 
 def cpu() -> dict[str, Any]:
     """Return the processor's model, the number of processors, and the number that this process may use."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"model": _processor() or None, "count": os.cpu_count(), "allowed": allowed}
+
+
+@functools.cache  # the kernel writes a page for each of its processors anew
+def _processor() -> str:
     model = None
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
         model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"model": model or platform.processor() or None, "count": os.cpu_count(), "allowed": allowed}
+    return model or platform.processor()
 
 
 def memory_bytes() -> int | None:

@@ -197,7 +197,10 @@ def share_records(config: TrainConfig) -> None:
     global _shared
     packages = packages_of(config)
     redaction = Redaction.of_process()
-    redaction.text("")  # compiles the patterns, which takes longer than the rest of a short run
+    # Python keeps the patterns that these compile, and what `platform` reads; each run would take 10 ms for them.
+    redaction.text("")
+    for facts in (machine.python, machine.devices, machine.cpu):
+        facts()
     is_frozen = _frozen() is not None
     _shared = _Shared(
         node=_fixed_facts(), packages=machine.packages(),

@@ -89,9 +89,11 @@ def run(argv: list[str] | None, stop: StopFlag) -> int:
     return _exit_code_of(work)
 
 
-def run_turn(sweep: SweepPaths, spec: RunSpec, env: RankEnv, stop: StopFlag, spans: Spans) -> int:
-    """Run one rank of a run that a slot of a pool has claimed, and return the exit code."""
-    return _exit_code_of(lambda: run_rank(sweep, spec.run_id, env, stop, spans, spec=spec))
+def run_turn(
+    sweep: SweepPaths, spec: RunSpec, env: RankEnv, stop: StopFlag, spans: Spans, config: TrainConfig | None = None
+) -> int:
+    """Run one rank of a run that a slot of a pool has claimed, and return the exit code; `config` as in `run_rank`."""
+    return _exit_code_of(lambda: run_rank(sweep, spec.run_id, env, stop, spans, spec=spec, config=config))
 
 
 def _exit_code_of(work: Callable[[], int]) -> int:
@@ -119,15 +121,15 @@ class _Job:
 
 def run_rank(
     sweep: SweepPaths, run_id: str, env: RankEnv, stop: StopFlag, spans: Spans, job: _Job = _Job(), *,
-    spec: RunSpec | None = None,
+    spec: RunSpec | None = None, config: TrainConfig | None = None,
 ) -> int:  # fmt: skip
     """Run one rank of one run, and return its exit code; at once, without torch, if the run is done or cancelled.
 
-    `spec` is the run's spec if the caller has read it.
+    `spec` is the run's spec, and `config` its configuration, if the caller has read them.
     """
     paths = sweep.run(run_id)
     spec = read_spec(sweep, run_id) if spec is None else spec
-    config = spec.typed()
+    config = spec.typed() if config is None else config
     set_umask(config.paths.group_readable)
     # A node that worked for this run before may still see the folder as it was then: with a marker that `retry` has
     # removed, or without the line of a newer attempt.

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.domains import contributions
-from hpc_trainer.errors import ExitCode, RunStateError, SlurmError
+from hpc_trainer.errors import ConfigError, ExitCode, RunStateError, SlurmError
 from hpc_trainer.record.files import age_on_server_s, set_umask
 from hpc_trainer.record.journal import Attempt, Journal
 from hpc_trainer.record.last_words import NOT_STARTED
@@ -72,7 +72,7 @@ _WAIT_S = 1.0
 _START_S, _START_PROGRAM_S = 30.0, 2.0
 
 
-RunTurn = Callable[[SweepPaths, RunSpec, RankEnv, StopFlag, Spans], int]
+RunTurn = Callable[[SweepPaths, RunSpec, RankEnv, StopFlag, Spans, TrainConfig | None], int]
 """`worker.rank.run_turn`, which is passed on because that file imports this one."""
 
 
@@ -428,13 +428,17 @@ class Slot:
         """Fork one process for each rank of the place's run."""
         assert place.spec is not None
         place.codes = []
+        config: TrainConfig | None = None
+        # A new process first copies each page in which it counts references: here it costs less.
+        with contextlib.suppress(ConfigError):  # the rank meets the error too, and records it
+            config = place.spec.typed()
         sys.stdout.flush()
         sys.stderr.flush()
         for rank in range(place.spec.shape.world_size):
-            pid = _fork(functools.partial(self._run_rank, place, rank))
+            pid = _fork(functools.partial(self._run_rank, place, rank, config))
             place.ranks[pid] = open_pidfd(pid)
 
-    def _run_rank(self, place: _Place, rank: int) -> int:
+    def _run_rank(self, place: _Place, rank: int, config: TrainConfig | None) -> int:
         """Run one rank in its new process, and return its exit code."""
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         assert place.spec is not None
@@ -452,7 +456,7 @@ class Slot:
         self._set_times()
         stop = StopFlag()
         stop.install()
-        return self._run_turn(self._sweep, place.spec, env, stop, Spans())
+        return self._run_turn(self._sweep, place.spec, env, stop, Spans(), config)
 
     def _set_times(self) -> None:
         """Tell a run when its job ends, and that its own time begins now: the time before is the slot's."""
