@@ -153,7 +153,9 @@ def print_table(
     columns, rows = [columns[index] for index in told], [[row[index] for index in told] for row in rows]
     out = console()
     shown = [[cell.value if isinstance(cell, RunState) else one_line(cell) for cell in row] for row in rows]
-    shown = [[_in_letters_of(out.file, cell) for cell in row] for row in shown] if not _takes_all(out.file) else shown
+    encoding = getattr(out.file, "encoding", None) or "utf-8"
+    if codecs.lookup(encoding).name != "utf-8":
+        shown = [[_in_letters_of(encoding, cell) for cell in row] for row in shown]
     texts = [[one_line(word) for word in columns], *shown]
     room = _room(out)
     kept, widths = fit_table(texts[0], shown, room, least)
@@ -356,13 +358,8 @@ def _in_plain_letters(error: UnicodeError) -> tuple[str, int]:
     return "".join(_PLAIN.get(letter, "?") for letter in lacking), error.end
 
 
-def _takes_all(stream: TextIO) -> bool:
-    return codecs.lookup(stream.encoding or "utf-8").name == "utf-8"
-
-
-def _in_letters_of(stream: TextIO, text: str) -> str:
-    """Return the text as the stream will print it, which may be longer: `+-` for a plus-minus sign."""
-    encoding = stream.encoding or "utf-8"
+def _in_letters_of(encoding: str, text: str) -> str:
+    """Return the text as a stream of this encoding prints it, which may be longer: `+-` for a plus-minus sign."""
     return text.encode(encoding, "hpc_trainer.plain_letters").decode(encoding)
 
 

@@ -219,8 +219,8 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True, ran
         evidence.append(run.limit_warning)
         advice = [_NOW_LONGER.format(**values), *advice]
     elif timeouts := _timeouts_with_progress(run):
-        line, more = _steps_to_go(run, timeouts)
-        evidence.append(line)
+        told, more = _steps_to_go(run, timeouts)
+        evidence.append(told)
         if run.state.is_active and more > 1:
             limit_min = min(more, _MUCH_LONGER) * run.spec.shape.time_limit_min
             advice.append(f"{_NOW_LONGER.format(**{**values, 'longer': limit_min})}, if its partition allows that long")
