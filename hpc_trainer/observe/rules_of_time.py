@@ -222,7 +222,7 @@ def _evaluations(facts: Facts) -> Iterator[Finding]:
     if not now or not facts.is_shared_loop or lost_s < LEAST_LOST_S:
         return
     share, done = lost_s / facts.trained_s, _num_steps_done(facts)
-    if share < _EVALUATIONS:
+    if share < _EVALUATIONS or now >= facts.config.train.num_steps:  # the one at the end remains
         return
     factor = math.ceil(share / (1 - share) * (1 - _RIGHT_FOR_EVALUATIONS) / _RIGHT_FOR_EVALUATIONS)
     right = min(now * factor, facts.config.train.num_steps)

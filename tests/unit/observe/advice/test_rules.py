@@ -627,11 +627,14 @@ def test_a_time_limit_is_too_long_from_four_times_the_need_on() -> None:
     assert [len(each) for each in said] == [1, 0]
 
 
-def test_the_one_evaluation_at_the_end_of_a_short_run_is_not_divided() -> None:
+def test_nothing_is_advised_on_the_one_evaluation_at_the_end() -> None:
     (found,) = (each for each in RULES if each.name == "evaluations")
     known = {"spent": spent(evaluation=100.0)}
-    (finding,) = found.find(facts_of((*SMALL, "train.num_steps=1000", "train.eval_every_steps=2000"), **known))
-    assert finding.changes[0].gain.share == 0.0
+    said = [
+        list(found.find(facts_of((*SMALL, "train.num_steps=1000", f"train.eval_every_steps={every}"), **known)))
+        for every in (999, 1000, 2000)
+    ]
+    assert [len(each) for each in said] == [1, 0, 0]
 
 
 _NEED_A_PACE = {
