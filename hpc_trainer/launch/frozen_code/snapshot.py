@@ -555,7 +555,8 @@ def _data(words: Sequence[str], folder: str, known: set[str]) -> Iterator[str]:
 
 
 def _sentence(frozen: list[str], other: list[str], is_own: bool) -> str:
-    said = f"train.command: frozen is {_listed(frozen)}." if frozen else "train.command: nothing of it is frozen."
+    are = "is" if len(frozen) == 1 else "are"
+    said = f"train.command: {_listed(frozen)} {are} frozen." if frozen else "train.command: nothing of it is frozen."
     if other:
         said += f" Not frozen, but read as it is when a run starts: {_listed(other)}."
         relative = [name for name in other if not name.startswith(("/", "-", "$"))]

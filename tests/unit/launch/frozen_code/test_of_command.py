@@ -27,11 +27,11 @@ def _said(command: str, *words: str) -> list[str]:
 
 
 def test_a_script_is_frozen_and_data_are_not() -> None:
-    assert _said("python fit.py --lr 0.1") == ["train.command: frozen is fit.py."]
+    assert _said("python fit.py --lr 0.1") == ["train.command: fit.py is frozen."]
     assert _said("python fit.py --data=data/train.csv data --out {run.dir}/out --here .") == [
-        "train.command: frozen is fit.py. Not frozen, but read as it is when a run starts: data/train.csv, data."
+        "train.command: fit.py is frozen. Not frozen, but read as it is when a run starts: data/train.csv, data."
     ]
-    assert _said("python fit.py data/none.csv --name= --resume={run.dir}") == ["train.command: frozen is fit.py."]
+    assert _said("python fit.py data/none.csv --name= --resume={run.dir}") == ["train.command: fit.py is frozen."]
 
 
 def test_a_command_is_relative_to_the_folder_that_its_spec_names() -> None:
@@ -46,7 +46,7 @@ def test_a_command_is_relative_to_the_folder_that_its_spec_names() -> None:
 
 
 def test_a_module_is_frozen_with_its_package() -> None:
-    assert _said("python -m my_lab.run") == ["train.command: frozen is -m my_lab.run."]
+    assert _said("python -m my_lab.run") == ["train.command: -m my_lab.run is frozen."]
     assert _said("python -m nowhere.run") == [
         "train.command: nothing of it is frozen. Not frozen, but read as it is when a run starts: -m nowhere.run."
     ]
@@ -57,10 +57,10 @@ def test_a_module_is_frozen_with_its_package() -> None:
 
 def test_words_of_a_shell_are_looked_at() -> None:
     assert _said("bash job.sh data/train.csv") == [
-        "train.command: frozen is job.sh. Not frozen, but read as it is when a run starts: data/train.csv."
+        "train.command: job.sh is frozen. Not frozen, but read as it is when a run starts: data/train.csv."
     ]
     (said,) = _said("sh -c 'python fit.py data/eval.csv'")
-    assert "frozen is fit.py" in said
+    assert "fit.py is frozen" in said
     assert "data/eval.csv" in said
 
 
