@@ -68,6 +68,15 @@ def test_columns_of_earlier_versions_are_passed_over(paths: RunPaths) -> None:
     assert not faults
 
 
+@pytest.mark.parametrize(("word", "is_lost"), [("true", True), ("false", None), ("1", None), ('"yes"', None)])
+def test_a_device_is_lost_only_if_the_sample_says_so(paths: RunPaths, word: str, is_lost: bool | None) -> None:
+    device = f'{{"uuid": "GPU-1", "is_lost": {word}}}'
+    line = f'{{"time": 1, "elapsed_s": 1, "node": "n1", "step": 2, "host": {{}}, "device": {device}}}\n'
+    append_texts(paths.telemetry_file(0, 0), [line])
+    (sample,) = read_telemetry(paths)
+    assert sample.device == Device(uuid="GPU-1", is_lost=is_lost)
+
+
 def test_no_telemetry_is_no_fault(tmp_path: Path) -> None:
     faults = Faults()
     assert read_telemetry(RunPaths(tmp_path / "no"), faults) == newest_samples(RunPaths(tmp_path / "no"), faults) == []
