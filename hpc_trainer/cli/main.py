@@ -416,7 +416,9 @@ def report(
     warmup_steps: Annotated[
         int | None,
         typer.Option(
-            "--warmup-steps", metavar="N", help="First steps of each attempt that speeds leave out; by default 20."
+            "--warmup-steps",
+            metavar="N",
+            help="Number of first steps of each attempt that the speeds leave out; by default 20.",
         ),
     ] = None,
     exports: Annotated[

@@ -227,7 +227,7 @@ def _say_notes(plan: SweepPlan, more: Sequence[str]) -> None:
         also = f"; and {others} more (--json lists all)" if others > 0 else ""
         say(f"Not in the frozen code (secrets by their names, links to code outside): {shown}{also}")
     if grid.num_duplicates:
-        say(f"{grid.num_duplicates} point(s) were the same run as another and merged.")
+        say(f"{grid.num_duplicates} point(s) gave the same run as another point, and were merged.")
         for kept, merged in grid.duplicates:
             say(f"  {_axes_line(merged)} is the same run as {_axes_line(kept)}")
     if grid.num_excluded:

@@ -82,7 +82,7 @@ def _with_notes(answer: Mapping[str, Any], request: Mapping[str, Any]) -> dict[s
 
 
 def _request(target: Target) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the answer's description of the target, and the request to the process with torch."""
+    """Return the description of the target for the answer, and the request to the process that imports torch."""
     folder = Path(target.name)
     is_folder = os.sep in target.name and folder.is_dir() and not journals_in(names_in(folder) or ())
     if is_folder or (folder / CARD).exists():

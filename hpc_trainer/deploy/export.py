@@ -219,8 +219,8 @@ def forms_of(overrides: Sequence[str], config_dirs: Sequence[Path] = ()) -> tupl
             form = Form(**{name: str(value) for name, value in entry.items()})
         except TypeError as error:
             raise ConfigError(
-                f"sweep.forms has {dict(entry)}: {error}. A form has the key to, and may have quantize and prune, as "
-                "{to: onnx, quantize: int8, prune: channels:0.5}."
+                f"sweep.forms has {dict(entry)}: {error}. A form needs the key `to`; quantize and prune are "
+                "optional, as {to: onnx, quantize: int8, prune: channels:0.5}."
             ) from error
         if form.to not in FORMATS or form.quantize not in (None, *QUANTIZED):
             check_format(form.to, form.quantize)

@@ -189,7 +189,7 @@ def _place_of(program: ExportedProgram, name: str) -> str:
 
 
 class Opened(nn.Module):
-    """Module around a function that runs a file. It has no trainable weights, and only one mode."""
+    """Module around a function that runs an exported file. It has no trainable weights, and only one mode."""
 
     def __init__(self, run: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()

@@ -197,8 +197,8 @@ def _waits(config: DictConfig, wait: bool | None) -> bool:
     is_plain = target.endswith(".BasicSweeper")
     if wait is False and not is_plain:
         raise ConfigError(
-            f"hydra.launcher.wait=false, and {target.rpartition('.')[2]} chooses the next points by what these return. "
-            "Leave it out, or use hydra/sweeper=basic."
+            f"hydra.launcher.wait=false, but {target.rpartition('.')[2]} chooses the next points by the returned "
+            "values. Leave out hydra.launcher.wait, or use hydra/sweeper=basic."
         )
     return not is_plain if wait is None else wait
 

@@ -181,7 +181,7 @@ class _Sections:
         return {name: self._made[key] for name, key in keys.items()}
 
     def _keys(self, sources: Mapping[Any, tuple[object, ...]]) -> dict[Any, object]:
-        """Return the key of each section: its own files, or all files if it reads a value of another section."""
+        """Return the memo key of each section: its files, or all files if it reads a value of another section."""
         every = tuple(sources.items())
         keys = {name: (name, files) for name, files in sources.items()}
         return {name: (name, every) if key in self._looking_elsewhere else key for name, key in keys.items()}

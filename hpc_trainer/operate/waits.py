@@ -37,7 +37,7 @@ def looks(sweep: SweepPaths, run_ids: set[str]) -> Iterator[SweepStatus]:
         now = time.monotonic()
         if status.is_away:
             if now - seen_at >= _PATIENCE_S:
-                raise RunStateError(f"{status.silence} No longer waiting: for {_PATIENCE_S / 60:.0f} minutes.")
+                raise RunStateError(f"{status.silence} No longer waiting, after {_PATIENCE_S / 60:.0f} minutes.")
             yield status
             _sleep(status)
             continue

@@ -476,7 +476,7 @@ def _timeouts_with_progress(run: RunStatus) -> list[tuple[int, float]]:
 
 
 def _steps_to_go(run: RunStatus, timeouts: Sequence[tuple[int, float]]) -> tuple[str, int]:
-    """Return a line on how many more attempts as these need, and their number; 0 if it is not known."""
+    """Return a line about the attempts that the remaining steps need, and their number; 0 if it is not known."""
     steps, seconds = (math.fsum(column) / len(timeouts) for column in zip(*timeouts, strict=True))
     line = (
         f"the time limit of {run.spec.shape.time_limit_min} min ended its last {len(timeouts)} attempts, and each made "

@@ -1,6 +1,6 @@
 """State of a run: from what the run wrote itself, then from what Slurm says or once said, never a guess.
 
-`read_folder` reads the run's own files, and `ask_slurm` asks once for all runs of a sweep; `decide` follows from both.
+`read_folder` reads the run's own files, and `ask_slurm` asks once for all runs of a sweep; `decide` combines both.
 """
 
 from __future__ import annotations
@@ -963,8 +963,8 @@ def ask_slurm(
     """Return Slurm's answers about these folders; folders of runs that have left the queue are read again and replaced.
 
     Slurm is asked by one squeue, and by one sacct for runs that have left the queue. If neither knows a job, one
-    scontrol asks for the cluster's name. If nothing but a missing row says that a waiting element was cancelled, both
-    are asked a second time after `LATE_ROW_S`, once: the end is recorded then.
+    scontrol asks for the cluster's name. If a missing row is the only sign that a waiting element was cancelled, squeue
+    and sacct are asked once more after `LATE_ROW_S`, before the end is recorded.
 
     Args:
         read: function that reads the folder of a run again.

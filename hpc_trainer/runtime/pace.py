@@ -260,7 +260,7 @@ class SaveTimer:
         return step % self.every_steps == 0
 
     def begin(self, step: int) -> None:
-        """Record the begin of a save: the interval to the next one counts from this step, also if the save fails."""
+        """Record the step of a save: the interval to the next one counts from this step, also if the save fails."""
         self._last_save = step
 
     def add_stall(self, seconds: float, group: RankGroup) -> None:

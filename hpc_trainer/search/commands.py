@@ -387,7 +387,7 @@ def best_of(paths: SweepPaths) -> BestRun:
 
 
 def _is_plain(value: object) -> bool:
-    """Return True for a name that Hydra reads as it is, as that of a file of a group."""
+    """Return True for a name that Hydra reads unchanged, such as the name of a choice of a group."""
     is_name = isinstance(value, str) and re.fullmatch(r"[A-Za-z][\w/-]*", value) is not None
     return is_name and str(value).lower() not in ("true", "false", "null", "nan", "inf")
 

@@ -155,8 +155,8 @@ def _refuse_keys(axes: Iterable[SearchAxis]) -> None:
         section = axis.key.partition(".")[0]
         if section in {*PASSED_OVER, "hardware", "search", "sweep", "experiment", "debug"}:
             raise ConfigError(
-                f"{axis.line}: all trials of a search share {section}, because it makes no other training. Give one "
-                "value."
+                f"{axis.line}: all trials of a search share {section}, because other values would not change the "
+                "training. Give one value."
             )
 
 
@@ -310,7 +310,9 @@ def _check_ranges(first: Mapping[str, Any], last: Mapping[str, Any], ranges: Seq
             raise ConfigError(f"{axis.line}: {key} is no single key of the app's configuration. Name one of its keys.")
     other = next((key for key in changed if key not in own), None)
     if other is not None:
-        raise ConfigError(f"{other} of the app changes with {', '.join(own)}, and a range sets one key. Use a list.")
+        raise ConfigError(
+            f"{other} of the app depends on {', '.join(own)}, but a range may change only one key. Use a list."
+        )
 
 
 def _settled(config: TrainConfig, bases: Sequence[Base]) -> SearchConfig:
@@ -342,8 +344,8 @@ def _check(search: Search, grid: Grid) -> None:
         problems.append("hardware=first:..: a search takes one hardware profile. Name one.")
     if any(awaited_of(spec.config, grid.sweep.folder.parent) for spec in grid.specs):
         problems.append(
-            "after, or an init_from whose source is not complete: trials do not wait for other runs. Start the search "
-            "when these are complete, and name a run (init_from=SWEEP/RUN)."
+            "`after`, or `init_from` with a source that is not complete, would make the trials wait for other runs. "
+            "Trials cannot wait. Start the search when those runs are complete, and name a run (init_from=SWEEP/RUN)."
         )
     if problems:
         raise ConfigError("\n".join(problems))
@@ -422,7 +424,7 @@ def _rung_problems(search: Search, config: TrainConfig) -> Iterator[str]:
         while any(rung % step for rung in settings.rungs):
             step -= 1
         yield (
-            f"{name}: there is no evaluation at each of them with train.eval_every_steps={every}. "
+            f"{name}: train.eval_every_steps={every} makes no evaluation at some of these rungs. "
             f"Use train.eval_every_steps={step}."
         )
 

@@ -1,6 +1,6 @@
 """The rules of `clean`, and the removal of runs and sweeps by `rm`: files are listed first and deleted afterwards.
 
-Kept always: the newest checkpoint of a run that is whole, the best one by `checkpoint.keep_best`, pinned ones, those
+Kept always: the newest complete checkpoint of each run, the best one by `checkpoint.keep_best`, pinned ones, those
 from which a longer run may begin (`--extend`), and those that a frozen run of any sweep in the folder of sweeps names.
 """
 

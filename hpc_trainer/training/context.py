@@ -523,7 +523,7 @@ class RunContext(RankProgress):
     def conclude(self, name: str) -> Outcome:
         """Return how the loop ended, as all ranks agree; if it is done, write result.json and DONE. Collective.
 
-        For the worker, after `name` (its main) has returned.
+        The worker calls it after the user's or the shared main has returned. `name` names that main in messages.
 
         Raises:
             CheckpointError: the save that was being written failed.

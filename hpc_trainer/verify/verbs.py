@@ -228,7 +228,10 @@ def run_reproduce(
     changes = [word for word in arguments if "=" in word]
     names = [word for word in arguments if word not in changes]
     if rebuilds and any(word.startswith("cluster.python=") for word in changes):
-        raise ConfigError("--rebuild makes the Python that cluster.python names. Keep one of the two.")
+        raise ConfigError(
+            "--rebuild sets cluster.python to the environment that it makes, so cluster.python cannot be given too. "
+            "Keep one of the two."
+        )
     if steps < 1:
         raise ConfigError(f"--steps={steps} must be at least 1. Use 1.")
     if len(names) != 1:

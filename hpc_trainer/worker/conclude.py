@@ -738,8 +738,8 @@ class LateStop:
         saved_step = self._saved_step()
         kept = "no checkpoint" if saved_step is None else f"the checkpoint of step {saved_step}"
         print(
-            f"no end of a step for {flag.age_s:.0f} s after {flag.signal_name}, and Slurm ends this job soon: "
-            f"it ends with {kept}."
+            f"no step has ended in the {flag.age_s:.0f} s since {flag.signal_name}, and Slurm ends this job soon: "
+            f"the rank exits now, with {kept}."
         )
         code = 1
         try:

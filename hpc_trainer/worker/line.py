@@ -52,7 +52,7 @@ class Canary:
         self._next_s = 0.0
 
     def look(self, steps_done: int, saved: Callable[[], int | None]) -> None:
-        """Release if it is time; called often, by the watchdog's thread.
+        """Release the waiting runs if it is time; called often, by the watchdog's thread.
 
         Args:
             steps_done: steps that this attempt has trained.

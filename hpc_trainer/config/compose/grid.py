@@ -171,7 +171,7 @@ def _blocks(composer: GridComposer, given_overrides: Sequence[str]) -> Iterator[
 def _sweep_section(composer: GridComposer, base: list[str], first: list[str], num_fixed: int) -> SweepConfig:
     """Compose the section `sweep`, with the first values of the axes if these are compatible.
 
-    A condition may leave out such a point; if not, its own composition reports the problem.
+    If they are not, a condition may exclude their point; otherwise the composition of that point reports the problem.
     """
     groups = [line for line in first if composer.is_group(_key(line))]
     # Each set of lines once: the same lines would fail again, and that takes 0.3 s.
@@ -205,8 +205,8 @@ def _refuse_other_keys(sweep: SweepConfig) -> None:
             continue
         if field.name == STAGES:
             raise ConfigError(
-                "sweep.stages is a chain of several grids (docs/chain.md), which `hpc-trainer plan` and `submit` take, "
-                "and plan_chain and submit_chain in Python, without other keys of `sweep`. For one grid, choose "
+                "sweep.stages is a chain of several grids (docs/chain.md), and excludes all other keys of `sweep`. "
+                "Use `hpc-trainer plan` or `submit`, or in Python plan_chain or submit_chain. For one grid, choose "
                 "another file of sweep/."
             )
         uses = (keys[field.name] for keys in contributions("sweep_keys") if field.name in keys)

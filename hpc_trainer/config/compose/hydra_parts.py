@@ -331,7 +331,7 @@ class _Lookups:
         self.resolvers: list[str] = []
         """Called resolvers that may return another value next time."""
         self.is_resolver_used = False
-        """True if the result depends on the value of such a resolver."""
+        """True if the result depends on the value of a resolver in `resolvers`."""
         self.from_keys: set[Any] = set()
         """Root keys below which a value outside of the key was looked up; None stands for an unknown key."""
         self._is_counted = False

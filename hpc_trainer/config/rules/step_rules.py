@@ -122,7 +122,7 @@ def _multiple(config: TrainConfig, sizes: _Sizes, count: int, way: str) -> Itera
 
 
 _LARGEST = 2**20
-"""Limit that the keys declare."""
+"""Largest value that the schema allows for `tensor_parallel` and `pipeline_parallel`."""
 
 
 def mesh_problems(config: TrainConfig) -> Iterator[str]:

@@ -117,7 +117,7 @@ class HardwareConfig:
 
     @property
     def device_type(self) -> str:
-        """`cpu`, `cuda`, `mps` or `xla`: `device` with `auto` decided."""
+        """`cpu`, `cuda`, `mps` or `xla`: the value of `device`; `auto` becomes `cuda` or `cpu`."""
         if self.device is Device.auto:
             return "cuda" if self.gpus_per_node else "cpu"
         return str(self.device.value)

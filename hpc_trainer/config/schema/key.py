@@ -203,7 +203,7 @@ def keys_class(feature: str) -> Any:
 
 
 def with_feature_keys(section: type[T]) -> type[T]:
-    """Put the keys of features in their places; to be used below `@dataclass`.
+    """Replace each field made by `of_feature` by the key that the feature declares. Write it below `@dataclass`.
 
     Raises:
         KeyError: the feature declares no such key.

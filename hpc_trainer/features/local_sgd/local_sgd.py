@@ -87,7 +87,7 @@ class OuterOptimizer:
         self._momenta: dict[str, torch.Tensor] = {}
 
     def begin(self, model: nn.Module) -> None:
-        """Begin the first round with these weights; move those that a checkpoint restored to their device."""
+        """Begin the first round with copies of the weights, or with the restored tensors, moved to the device."""
         for name, weight in _trained(model).items():
             restored = self._weights.get(name)
             self._weights[name] = weight.detach().clone() if restored is None else restored.to(weight.device)

@@ -174,7 +174,7 @@ class LogicalRanksAbility(Ability):
         return make_logical
 
     def memory(self, held: RankMemory, building: Building) -> None:
-        """Count the gradients that are added along a tree: a sum for each level."""
+        """Add the memory of the partial sums of gradients: the sums form a tree, with one sum for each level."""
         count = self.config.train.logical_ranks
         assert count is not None
         held.gradients *= 3 + int(math.log2(max(1, count // building.mesh.shape.world_size)))

@@ -1,4 +1,4 @@
-"""Groups of the optimizer, divided by the factor of their weights' learning rate."""
+"""Optimizer groups, split so that all weights of a group have the same factor of the learning rate."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ class WholeMatrices:
         )
 
     def _senders(self, index: int) -> list[tuple[int, Box]]:
-        """Return (rank, box that it sends) for a matrix: one rank for each box, the receiver itself if it can."""
+        """Return (rank, box that it sends) for a matrix: one rank for each box, the receiver if it has the box."""
         first: dict[Box, int] = {}
         for rank in (self.ranks[index], *range(self._num_ranks)):
             first.setdefault(self._boxes[index][rank], rank)

@@ -167,7 +167,7 @@ class Part:
 def scores_of(weight: torch.Tensor, pruned: torch.Tensor) -> torch.Tensor:
     """Return the scores of this rank's shard of a weight, plain or a DTensor.
 
-    Values of fp32 that are not negative have the order of their bits, and all formats of weights fit into it.
+    The bits of fp32 values ≥ 0, read as integers, have the same order as the values. fp32 holds all formats of weights.
 
     Args:
         pruned: bool tensor of the weight's shape and placement.

@@ -1,6 +1,6 @@
 """Data that are replayed: those of the run that `init_from` names, by its frozen spec, and those that it replayed.
 
-No torch, since `plan` asks. The run itself checks the built data before its first step (`replay.py`).
+No torch, because `plan` imports this file. The run itself checks the built data before its first step (`replay.py`).
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _check_task(spec: RunSpec, task: TaskConfig, where: str) -> None:
 
 
 def _shortened(data: DataConfig) -> dict[str, Any]:
-    """Return the keys that differ from the defaults of the data's kind, and its name."""
+    """Return the name of the data's kind, and the keys that differ from the defaults of this kind."""
     usual, here = plain_value(type(data)()), plain_value(data)
     return {
         key: value for key, value in here.items() if key == "name" or (key not in _NOT_KEPT and value != usual[key])

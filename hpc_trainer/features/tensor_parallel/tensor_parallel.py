@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def clip_grad_norm(weights: Sequence[nn.Parameter], counted: Sequence[bool], max_norm: float | None) -> torch.Tensor:
-    """Scale the gradients down to `max_norm`; return their L2 norm before. Collective: one all-reduce of one number.
+    """Scale the gradients down to `max_norm`; return their earlier L2 norm. Collective: one all-reduce of one number.
 
     With `max_norm` None the gradients are not changed. The norm is a plain scalar, with the same bits on all ranks.
     torch's clip_grad_norm_ takes one mesh; it fetches norms one by one if their placement differs from that of the

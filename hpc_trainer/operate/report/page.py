@@ -380,7 +380,7 @@ def _panel(panel: Panel, colours: Mapping[str, int], labels: Mapping[str, str]) 
 
 
 def _parameters(report: Report, importance: Mapping[str, Any]) -> str:
-    """Return importance, parallel coordinates and a slice for each axis, of a sweep whose metric a domain knows."""
+    """Return charts (importance, parallel coordinates, a slice for each axis); "" if no metric ranks the runs."""
     if report.ranked_by is None:
         return ""
     name = report.ranked_by[0]

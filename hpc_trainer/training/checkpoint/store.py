@@ -113,7 +113,7 @@ class CheckpointStore:
             replicated: tree of the state that is the same on all ranks; rank 0's is written (others may pass {}). Of
                 sharded tensors in it (DTensors, `Shard`s) each rank writes its part; one rank writes each replica.
             per_rank: tree of each rank's own state. Both trees may hold what `pack` takes.
-            meta: JSON about the checkpoint; rank 0's counts.
+            meta: JSON about the checkpoint; that of rank 0 is written.
             beat: as in `CheckpointWriter.wait`.
 
         Returns:

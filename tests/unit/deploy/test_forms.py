@@ -41,8 +41,8 @@ def test_a_file_or_words_of_a_persons_own(tmp_path: Path) -> None:
         (["sweep.forms=[{to: onyx}]"], "Did you mean onnx?"),
         (["sweep.forms=[{to: onnx, quantize: int3}]"], "--quantize int3"),
         (["sweep.forms=[{to: onnx, prune: 2}]"], "--prune 2"),
-        (["sweep.forms=[{quantize: int8}]"], "A form has the key to"),
-        (["sweep.forms=[{to: onnx, bits: 3}]"], "A form has the key to"),
+        (["sweep.forms=[{quantize: int8}]"], "A form needs the key `to`"),
+        (["sweep.forms=[{to: onnx, bits: 3}]"], "A form needs the key `to`"),
     ],
 )
 def test_lists_that_cannot_be(words: list[str], told: str) -> None:
