@@ -256,7 +256,7 @@ def _bar(run: RunStatus, width: int) -> Text | None:
 
 
 def _names(runs: Sequence[RunStatus], axes: Mapping[str, Mapping[str, str]], width: int) -> dict[str, str]:
-    """Return the beginning of each run's line, all equally wide: its id, cut alike at every look, and its axes."""
+    """Return the beginning of each run's line, all equally wide: its id, always cut to one length, and its axes."""
     longest = max(len(run.run_id) for run in runs)
     size = min(longest, max(_SHORTEST_ID, width // 4))
     names = {run.run_id: cut(run.run_id, size).ljust(size) for run in runs}

@@ -115,7 +115,7 @@ def target_problems(config: TrainConfig) -> Iterator[str]:
 
 
 def _shipped_problem(config: TrainConfig, key: str, target: str) -> str | None:
-    """Return the problem with a `_target_` beside a shipped choice, which has its own. A user's loop may read any key."""
+    """Return the problem with a `_target_` beside a shipped choice, which has its own. A user's loop may read it."""
     group, _, name = key.partition(".")
     if config.train.main is not None or name != "_target_":
         return None

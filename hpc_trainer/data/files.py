@@ -106,7 +106,7 @@ def part_of(num_rows: int, fraction: float, split: Literal["train", "eval"]) -> 
 
 
 def _smallest(num_rows: int, count: int) -> np.uint64:
-    """Return the largest of the `count` smallest words."""
+    """Return the largest of the `count` smallest random words of the rows (`_blocks_of_words`)."""
     import numpy as np
 
     # With a probability of 1 - 10^-9 there are `count` or a few more words below this bound.

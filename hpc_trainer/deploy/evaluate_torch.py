@@ -92,7 +92,7 @@ def evaluate_model(request: Mapping[str, Any]) -> dict[str, Any]:
 def predict(request: Mapping[str, Any]) -> dict[str, Any]:
     """Write a prediction for each sample to `request["output"]` atomically, as JSON lines or arrays of numpy.
 
-    Raises OSError, and as `open_data` and the task do.
+    Raises OSError, and what `open_data` and the task raise.
     """
     subject, output = Subject(request), Path(request["output"])
     known_classes = (request.get("data_facts") or {}).get("classes")

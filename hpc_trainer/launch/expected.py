@@ -135,9 +135,9 @@ def _reduce_line(
         part = f"{seconds / speed.step_s:.0%}" if seconds < speed.step_s else "all"
         share = f", {part} of a step of {_time(speed.step_s)} (by {speed.runs[0]})"
     yield (
-        f"a step sends gradients and weights as an all-reduce of {_size(num_bytes)} would: about {_time(seconds)} on "
-        f"{ranks} ranks{share}, less what computation hides; measured {_size(link.bus_bytes_per_s)}/s among "
-        f"{link.ranks} ranks"
+        f"sending a step's gradients and weights takes as long as an all-reduce of {_size(num_bytes)}: about "
+        f"{_time(seconds)} on {ranks} ranks{share}, less what computation hides; "
+        f"measured {_size(link.bus_bytes_per_s)}/s among {link.ranks} ranks"
     )
 
 

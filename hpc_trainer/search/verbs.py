@@ -19,7 +19,7 @@ verbs = typer.Typer()
 
 
 class SearchLines:
-    """Lines about a search for `status` (hook `sweep_lines`); without a search, no other file of this folder is imported."""
+    """Lines about a search for `status` (hook `sweep_lines`); without a search, only this file is imported."""
 
     def text(self, status: SweepStatus) -> Sequence[str]:
         """Return lines on trials, rungs, the best run, and why the search stopped; [] without a search.

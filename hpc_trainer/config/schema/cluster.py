@@ -196,9 +196,9 @@ class TimeLimit:
     """Item of `cluster.site.time_limits`: the longest time limit of jobs of some sizes."""
 
     partition: str | None = key(None, ALWAYS)
-    """Partition to which it applies; null: any."""
+    """Partition to which this time limit applies; null: any."""
     qos: str | None = key(None, ALWAYS)
-    """QOS to which it applies; null: any that no other item of the partition names."""
+    """QOS to which this time limit applies; null: any that no other item of the partition names."""
     min_nodes: int = key(1, ALWAYS, limits="≥ 1")
     """Fewest nodes of a job to which it applies."""
     max_nodes: int | None = key(None, ALWAYS, limits="≥ 1")

@@ -121,7 +121,7 @@ class HfDataset:
         return own | of_model
 
     def _count_classes(self) -> int | None:
-        """Return the number of classes, after a check of all targets; for other tasks the numbers of a target.
+        """Check all targets, and return the number of classes; for other tasks the number of values in a target.
 
         Raises:
             ConfigError: a target is not a class, or all are one class.

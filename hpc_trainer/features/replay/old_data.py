@@ -77,7 +77,7 @@ def typed_data(values: Any) -> DataConfig:
     kind = VARIANTS["data"].get(str(name))
     if kind is None:
         raise ConfigError(
-            f"replay.data holds {values!r}, and must hold sections data, each with its name, as {{name: image_folder, "
+            f"replay.data holds {values!r}, but must hold data sections, each with its name, as {{name: image_folder, "
             f"path: /data/old}}. {valid(str(name), VARIANTS['data'])}"
         )
     try:

@@ -221,7 +221,7 @@ def read_code(specs: Sequence[RunSpec], runs_dir: Path, *, is_look: bool = False
     configs = _distinct(specs)
     config = configs[0]["snapshot"]
     if any(other["snapshot"] != config for other in configs):
-        raise ConfigError("snapshot is one for a whole grid: submit each part by a command of its own.")
+        raise ConfigError("a grid has only one value of snapshot: submit each part by a command of its own.")
     if config["mode"] == SnapshotMode.off.value and not is_look:
         return None
     rules = Rules(

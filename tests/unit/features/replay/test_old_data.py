@@ -164,7 +164,7 @@ def test_folders_with_other_classes_are_refused(tmp_path: Path) -> None:
     ("given", "told"),
     [
         ("[{name: digit}]", "Did you mean digits?"),
-        ("[digits]", "must hold sections data"),
+        ("[digits]", "must hold data sections"),
         ("[{name: digits, num_evil: 3}]", "num_evil is not a key of DigitsConfig"),
         ("[{name: digits, num_eval: 5000}]", "replay.data[0]: data.num_eval=5000 must be"),
         ("[{name: table, path: a.csv}]", "holds a table"),
