@@ -6,6 +6,7 @@ sign means nothing: `why` then says that it does not know. tests/programs/failin
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -493,7 +494,7 @@ def with_causes(lines: Sequence[str], most: int) -> list[str]:
     first = max(0, len(lines) - most)
     begins = [index for index, line in enumerate(lines) if _TRACEBACK.search(line)]
     chain: list[str] = []
-    for index, end in reversed(list(zip(begins, [*begins[1:], len(lines)], strict=True))):
+    for index, end in reversed([*itertools.pairwise([*begins, len(lines)])]):
         if index < first:
             error = [line for line in lines[index + 1 : min(end, first)] if line.strip() and not line[:1].isspace()]
             chain = [lines[index], *error, *chain]

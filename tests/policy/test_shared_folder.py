@@ -20,6 +20,7 @@ _FLAGS = {"O_EXCL", "O_APPEND"}
 # file -> construct -> why it is right there.
 ALLOWED: dict[str, dict[str, str]] = {
     "record/metrics.py": {"O_APPEND": "a program's own file of one attempt, with one writer"},
+    "worker/program.py": {"st_mtime": "on the node's own disk: which files a program wrote into its copy of the code"},
     "worker/rank.py": {"O_APPEND": "the log of one rank of one attempt: one writer"},
     "verify/probe.py": {'mode "a"': "the trace of one rank of a run that verify resume started: one writer"},
     "launch/submit.py": {'mode "ab"': "the log of the local queue, whose processes are on this host"},

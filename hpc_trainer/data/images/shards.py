@@ -270,7 +270,7 @@ def _locked(path: Path, signs: Signs) -> Iterator[None]:
 def _copy_all(index: ShardIndex, folder: Path, signs: Signs) -> str:
     left = _left(index, folder)  # another process may have copied meanwhile
     if not left:
-        return f"data.stage_dir: the {len(index.shards)} shard(s) in {folder} are used; another rank copied them."
+        return f"data.stage_dir: the {len(index.shards)} shard(s) in {folder} are read; another rank copied them."
     needed, begin = sum(shard.size for shard in left), time.monotonic()
     free = free_room(folder.parent).num_bytes
     if free is not None and needed > free - _LEFT_FREE:

@@ -60,7 +60,7 @@ def test_a_grid_of_an_app_as_it_is(app: LocalDriver) -> None:
     again = json.loads(app.run("submit", "--json", *OURS, *words).stdout)
     assert (again["submitted"], again["already"]) == (0, 2)
     one = ("--app", "train.py", "model=line", "lr=0.5", *QUICK)
-    assert "all is done" in app.run("train", *one).stdout
+    assert "all steps are done" in app.run("train", *one).stdout
     more = ("--app", "train.py", "model=line,cubic", "lr=0.5,0.1", *QUICK)
     planned = json.loads(app.run("plan", "--json", *OURS, *more).stdout)
     assert [run["state"] for run in planned["runs"]] == ["COMPLETED", "NEW", "COMPLETED", "NEW"]

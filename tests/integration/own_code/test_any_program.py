@@ -46,7 +46,7 @@ def test_a_stopped_program_goes_on_from_its_own_checkpoint(local: LocalDriver) -
     assert _metrics(local, "counted") == list(range(1, 61)), "no step twice, none left out"
     logs = sorted((local.run_folder("counted") / "logs").glob("*.log"))
     assert f"begins after step {end['step']}" in logs[1].read_text()
-    assert "all is done" in local.run("train", *words).stdout
+    assert "all steps are done" in local.run("train", *words).stdout
     ledger = local.json("why", "counted")["ledger"]
     assert [each["seconds"]["program"] > 0 for each in ledger["attempts"]] == [True, True]
     assert 0.1 < ledger["goodput"] < 1

@@ -115,7 +115,7 @@ def test_train_again_says_that_all_is_done(local: LocalDriver) -> None:
     words = [*_words("mlp", "fp32", "cpu_x1", 20), "sweep_name=again"]
     first = local.train(*words)
     said = local.run("train", *words).stdout
-    assert "all is done" in said
+    assert "all steps are done" in said
     assert len(local.events("again", "start")) == 1
     anew = local.train(*words, "--fresh")
     assert anew["metrics"] == first["metrics"]

@@ -71,7 +71,7 @@ def test_byte_gpt_reads_the_file_that_is_named(tmp_path: Path) -> None:
 def test_own_loop_goes_on_and_takes_values_of_its_own(tmp_path: Path) -> None:
     words = ("train.num_steps=30", "params.width=16", "checkpoint.every_steps=10")
     assert "COMPLETED at step 30/30" in _run_job("own_loop.sh", *words, folder=tmp_path)
-    assert "all is done" in _run_job("own_loop.sh", *words, folder=tmp_path)
+    assert "all steps are done" in _run_job("own_loop.sh", *words, folder=tmp_path)
     (specs,) = (tmp_path / "runs").glob("own_loop/specs.jsonl")
     assert '"params": {"width": 16}' in specs.read_text()
 
@@ -249,6 +249,12 @@ def test_documented_commands_compose(
         if any(f"{way}{sweep}" in command.words for way in ("init_from=best:", "after=")):  # a command before made it
             (runs / sweep).mkdir(parents=True)
             append_specs(SweepPaths(runs / sweep), make_specs(1))
+    if any("lab_x" in word for word in command.words):  # profiles of a site that the page describes
+        profiles = {"lab_x1": "num_nodes: 1\ngpus_per_node: 1\n", "lab_x4": "num_nodes: 1\ngpus_per_node: 4\n"}
+        (tmp_path / "lab" / "hardware").mkdir(parents=True)
+        for name, text in profiles.items():
+            (tmp_path / "lab" / "hardware" / f"{name}.yaml").write_text(f"# A lab.\nname: {name}\n{text}")
+        monkeypatch.setenv("HPC_TRAINER_CONFIG_DIR", str(tmp_path / "lab"))
     if "./fit.sh {params.lr}" in command.words:  # a program of the reader's
         (tmp_path / "fit.sh").write_text("sleep 4\n")
         (tmp_path / "fit.sh").chmod(0o755)

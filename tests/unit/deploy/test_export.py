@@ -70,7 +70,7 @@ def test_the_card_says_what_the_file_is(tmp_path: Path) -> None:
     assert card["measured"]["original"]["metrics"] == card["measured"]["exported"]["metrics"]
     page = (out / "card.md").read_text()
     assert page == as_page(card)
-    assert f"| mlp (`hpc_trainer.models.mlp.Mlp`), {total:,} numbers, {4 * 64 / total:.1%} of them zero |" in page
+    assert f"| mlp (`hpc_trainer.models.mlp.Mlp`), {total:,} elements, {4 * 64 / total:.1%} of them zero |" in page
 
 
 def test_numbers_keep_the_format_of_the_checkpoint(tmp_path: Path) -> None:

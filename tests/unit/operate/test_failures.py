@@ -166,6 +166,13 @@ def test_what_was_printed_before_the_error_is_not_its_cause() -> None:
     assert sign.name == "gpu_memory"
 
 
+def test_the_last_lines_of_a_program_without_a_traceback() -> None:
+    lines = [f"line {number}" for number in range(5)]
+    assert with_causes([], 3) == []
+    assert with_causes(lines, 3) == lines[-3:]
+    assert with_causes(lines, 5) == with_causes(lines, 9) == lines
+
+
 _CHAIN = """
 def resolve(depth):
     if depth:

@@ -254,7 +254,7 @@ class TestResumeFrom:
     def test_there_must_be_steps_left(self, start: Start) -> None:
         first = start()
         _saved(first)
-        with pytest.raises(ConfigError, match=r"train.num_steps=5 must be more than 5.* Use 10, say"):
+        with pytest.raises(ConfigError, match=r"train.num_steps=5 must be more than 5.* Use for example 10"):
             self.begin(start, first.paths.folder, num_steps=5).restore(weight=torch.zeros(3))
 
     def test_what_others_may_write_is_refused(self, start: Start) -> None:

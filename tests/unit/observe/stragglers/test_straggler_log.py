@@ -64,7 +64,7 @@ def test_what_is_written_is_read_and_said(tmp_path: Path) -> None:
     assert read_stragglers(paths) == lines
     start = "takes 1.8 times as long as the others"
     assert [line.in_words() for line in lines] == [
-        f"rank 3 on n2 {start} (180 ms of a step, 100 ms): in its forward and backward",
+        f"rank 3 on n2 {start} (180 ms of a step, 100 ms): in its forward and backward pass",
         f"rank 1 on n2 {start} (1.23e+03 ms of a step, 100 ms): it waits for its data",
         "rank 2 on n2 is as quick as the others again",
     ]
