@@ -354,16 +354,21 @@ class Slot:
             pid=os.getpid(), executor=self._env.launcher, world_size=1,
         )  # fmt: skip
         self._preload()
+        is_empty = False
         while True:
             self._fill()
             busy = [place for place in self._places if place.turn is not None]
             if busy:
                 self._wait(busy)
-            elif self._must_leave() or self._is_held() or self._source.is_empty(self._turns):
+            elif self._must_leave() or self._is_held():
                 break
-            else:
+            elif not self._source.is_empty(self._turns):
                 time.sleep(_IDLE_S)  # the source waits for what other slots find out
-        return self._leave()
+            else:
+                self._turns.look()  # other slots may have ended or given back runs since the last look
+                if is_empty := self._source.is_empty(self._turns):
+                    break
+        return self._leave(is_empty=is_empty)
 
     def _preload(self) -> None:
         """Import modules and gather facts that every run needs, before the first fork, so that no run pays for them."""
@@ -503,11 +508,12 @@ class Slot:
         self._turns.end(turn, state)
         self._looked, self._again_s = -_LONGEST_AGAIN_S, _AGAIN_S / 2  # its place is free
 
-    def _leave(self) -> int:
-        """Record the slot's end, and requeue its job if the pool has runs for it."""
-        self._turns.look()
+    def _leave(self, *, is_empty: bool) -> int:
+        """Record the slot's end, and requeue its job if the pool has runs for it; `is_empty` if it surely has none."""
+        if not is_empty:
+            self._turns.look()
         is_held = self._is_held()
-        if is_held or self._source.is_empty(self._turns):
+        if is_held or is_empty or self._source.is_empty(self._turns):
             if is_held:
                 print(f"{self._sweep.name} is held: this slot ends.", flush=True)
             Journal(self._paths).end(self._attempt, state=RunState.COMPLETED, cause="held" if is_held else "done")
