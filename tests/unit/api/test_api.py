@@ -78,7 +78,7 @@ def test_a_chain_has_functions_of_its_own(runs_dir: Path, fake_slurm: FakeSlurm)
         stage: f"first-{stage}" for stage in plans
     }
     assert [each.num_submitted for each in hpc_trainer.submit_chain(*chain).values()] == [0, 0, 0]
-    with pytest.raises(ConfigError, match="plan_chain and submit_chain in Python"):
+    with pytest.raises(ConfigError, match="in Python plan_chain or submit_chain"):
         hpc_trainer.plan(*chain)
     with pytest.raises(ConfigError, match=r"choose no file with sweep\.stages"):
         hpc_trainer.plan_chain(*GRID)

@@ -456,7 +456,7 @@ def test_a_plan_in_words(cli: Cli) -> None:
     assert code == 0
     assert "Sweep digits in" in out
     assert "Array 0: 2 run(s) on cpu_x1" in out
-    assert "1 point(s) were the same run" in out
+    assert "1 point(s) gave the same run" in out
     assert "#SBATCH --array=0-1%2" in out
     assert out.endswith("Next: hpc-trainer submit experiment=digits seed=0,1,1\n"), "below the scripts"
 

@@ -61,7 +61,7 @@ def test_it_leaves_with_what_is_saved_and_comes_back(
     with pytest.raises(LeftError) as left:
         LateStop(stop, lambda: 50).look(9.0)
     assert left.value.args == (ExitCode.REQUEUED,)
-    assert "it ends with the checkpoint of step 50" in capsys.readouterr().out
+    assert "the rank exits now, with the checkpoint of step 50" in capsys.readouterr().out
     end = Journal(stop.paths).read()[-1]
     assert (end.saved_step, end.cause, end.action) == (50, "timeout", "requeue")
     assert [call for call in fake_slurm.calls() if "requeue" in call] == ["scontrol requeue Incomplete 101_0"]

@@ -425,7 +425,7 @@ def test_a_src_layout_notes_where_the_package_is(project: Path, runs: Path, monk
 
 def test_the_grid_agrees_about_the_snapshot(runs: Path) -> None:
     specs = [make_spec("cluster=local"), make_spec("cluster=local", seed=1, snapshot__max_mb=3.0)]
-    with pytest.raises(ConfigError, match="one for a whole grid"):
+    with pytest.raises(ConfigError, match="only one value of snapshot"):
         read_code(specs, runs)
 
 
