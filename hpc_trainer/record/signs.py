@@ -478,15 +478,19 @@ def _telling(lines: Sequence[str]) -> list[str]:
     for index in reversed(begins):
         error = [line for line in lines[index + 1 : first] if line.strip() and not line[:1].isspace()]
         first = index
-        above = lines[max(0, index - 3) : index]
         is_passed_on = not error or any(map(_PASSED_ON.search, error[:1]))
-        if not is_passed_on and not any(_DIRECT_CAUSE in line for line in above):
+        if not is_passed_on and not _has_cause_above(lines, index):
             break
     else:
         first = 0
     has_frames = bool(begins)
     lines_left = [line for line in lines[first:] if not (has_frames and line[:2] == "  ")]
     return [line for line in lines_left if not _WARNING.search(line)]
+
+
+def _has_cause_above(lines: Sequence[str], index: int) -> bool:
+    """Return True if the error of the traceback that begins at `index` was caused by that of the traceback above it."""
+    return any(_DIRECT_CAUSE in line for line in lines[max(0, index - 3) : index])
 
 
 def with_causes(lines: Sequence[str], most: int) -> list[str]:
@@ -498,7 +502,7 @@ def with_causes(lines: Sequence[str], most: int) -> list[str]:
         if index < first:
             error = [line for line in lines[index + 1 : min(end, first)] if line.strip() and not line[:1].isspace()]
             chain = [lines[index], *error, *chain]
-        if not any(_DIRECT_CAUSE in line for line in lines[max(0, index - 3) : index]):
+        if not _has_cause_above(lines, index):
             break
     return [*chain, *lines[first:]]
 

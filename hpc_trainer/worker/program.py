@@ -164,6 +164,7 @@ _LEFT_BEHIND_S = 5.0
 # Seconds for a program that ignores the signal, outside Slurm: Slurm has its KillWait for that, 30 s by default.
 _DEAF_S = 30.0
 _LAST_LINES, _LAST_BYTES = 25, 64_000
+_OURS = str(Path(__file__).resolve().parents[1])
 _COLOUR = re.compile(r"\x1b\[[0-9;:?]{0,60}[A-Za-z]")
 # Seconds for a program to save at a rung. Nothing else ends it then, and a large checkpoint takes minutes.
 _DEAF_AT_RUNG_S = 900.0
@@ -455,14 +456,13 @@ def written_beside_code(since: float, environ: Mapping[str, str] = os.environ) -
         since: seconds since the epoch by this node's clock.
         environ: the environment, which names the copies.
     """
-    return sorted(
-        f"{parent}/{name}"
-        for copy in json.loads(environ.get(FROZEN_CODE, "{}")).values()
-        for parent, _, names in os.walk(copy)
-        if not parent.endswith("__pycache__")
-        for name in names
-        if _is_written(f"{parent}/{name}", since)
-    )
+    written = []
+    for copy in json.loads(environ.get(FROZEN_CODE, "{}")).values():
+        for parent, folders, names in os.walk(copy):
+            # In a pool every run of a second looks: the files of hpc_trainer itself would take 5 ms.
+            folders[:] = [name for name in folders if name != "__pycache__" and f"{parent}/{name}" != _OURS]
+            written += [f"{parent}/{name}" for name in names if _is_written(f"{parent}/{name}", since)]
+    return sorted(written)
 
 
 def _is_written(path: str, since: float) -> bool:

@@ -29,6 +29,7 @@ _NEVER = (
     ".git", ".hg", ".svn", "__pycache__", "*.pyc", "*.pyo", ".venv", ".tox", ".nox", ".mypy_cache", ".ruff_cache",
     ".pytest_cache", ".ipynb_checkpoints", "node_modules", ".DS_Store",
 )  # fmt: skip
+_ENVIRONMENTS = frozenset({"pyvenv.cfg", "conda-meta"})
 MODULES = (".py", ".so")
 WITH_CONFIGURATION = (*MODULES, ".yaml", ".yml")
 """Suffixes of the files of a script's folder: a Hydra app's configuration is beside the script."""
@@ -56,7 +57,7 @@ class Rules:
             tracked: the files that git tracks: outputs of runs among them are frozen.
             are_folders: True if `names` are folders.
         """
-        names = [name for name in names if not _matches(name, self.exclude) and not _matches(name, _NEVER)]
+        names = [name for name in names if not self.leaves_out(name)]
         secrets = dict.fromkeys(secrets_among(names))
         self.secrets.extend(secrets)
         names = [name for name in names if name not in secrets]
@@ -65,6 +66,10 @@ class Rules:
         outputs = {name: self._output(name) for name in names if name not in tracked}
         self.not_frozen.extend(filter(None, outputs.values()))
         return [name for name in names if not outputs.get(name)]
+
+    def leaves_out(self, name: str) -> bool:
+        """Return True for a file or folder that is neither frozen nor linked: `exclude` or a built-in rule names it."""
+        return _matches(name, (*self.exclude, *_NEVER))
 
     def _output(self, name: str) -> str | None:
         """Return an output of runs that `include` does not name, or its folder of outputs; None for other files.
@@ -136,7 +141,7 @@ def git_files(top: Path, rules: Rules) -> list[str] | None:
     wanted = set(rules.kept(files, tracked=tracked))
     # --directory: ignored folders (data, environments) are one entry and are not walked through.
     ignored = _git(top, "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory", *sweeps)
-    names = [name for name in ignored or [] if name and not _matches(name.rstrip("/"), (*rules.exclude, *_NEVER))]
+    names = [name for name in ignored or [] if name and not rules.leaves_out(name.rstrip("/"))]
     wanted.update(rules.kept(name for name in names if not name.endswith("/") and _matches(name, rules.include)))
     rules.not_frozen.extend(name for name in names if name not in wanted)
     for folder in rules.kept(nested, are_folders=True):
@@ -241,7 +246,7 @@ def files_below(root: Path, folders: Iterable[str], rules: Rules) -> Iterator[st
             if rules.runs_dir is not None and os.path.realpath(folder) == rules.runs_dir:
                 continue
             entries = _scan(folder)
-            if {"pyvenv.cfg", "conda-meta"} & {entry.name for entry in entries}:
+            if _ENVIRONMENTS & {entry.name for entry in entries}:
                 continue
             for entry in entries:
                 kind = below if entry.is_dir(follow_symlinks=False) else files
@@ -272,7 +277,6 @@ def too_many(root: Path, names: Sequence[str], limit: int) -> str:
 _MOST_LINKS = 200
 
 _CODE = (".py", ".pyc", ".pyi", *EXTENSION_SUFFIXES)
-_ENVIRONMENTS = frozenset({"pyvenv.cfg", "conda-meta"})
 # Products of builds, logs of earlier starts, and unfinished files: nothing that code reads, and they come and go.
 _NOT_READ = ("build", "dist", "*.egg-info", "*.log", "*.out", "*.err", "*.tmp", "*.swp", "*~", "core", "core.*")
 # A data set has millions of files: whether modules are among them is decided by the first ones of two levels.
@@ -334,5 +338,5 @@ def beside(folder: Path, rules: Rules) -> list[str]:
     """Return the entries of a folder without git that are not left out, folders with a slash; none of a home folder."""
     if folder == Path.home():
         return []
-    entries = [entry for entry in _scan(folder) if not _matches(entry.name, (*rules.exclude, *_NEVER))]
+    entries = [entry for entry in _scan(folder) if not rules.leaves_out(entry.name)]
     return [f"{entry.name}/" if entry.is_dir() else entry.name for entry in entries]

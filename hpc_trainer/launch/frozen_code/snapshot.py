@@ -174,8 +174,10 @@ class Root:
     files: list[str] = field(default_factory=list)
     secrets: list[str] = field(default_factory=list)
     """Names left out of the files because they look like secrets."""
+    not_frozen: list[str] = field(default_factory=list)
+    """Names of data and outputs that may be linked; folders end with a slash."""
     links: list[str] = field(default_factory=list)
-    """Names of data and outputs that are not frozen; the copy has links to them."""
+    """Names of data and outputs to which the copy has links."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +203,7 @@ class Snapshot:
             "num_files": len(self.contents),
             "num_bytes": sum(len(content) for _, content in self.contents.values()),
             "left_out": list(self.left_out),
-            "linked": [f"{root.source}/{name}" for root in self.roots for name in root.links],
+            "linked": _linked(self.contents),
         }
 
 
@@ -283,6 +285,8 @@ def _find_roots(packages: Iterable[str], scripts: Iterable[Path], rules: Rules, 
         root = roots.setdefault(source, Root(source=source, how="copy"))
         root.files = sorted({*root.files, *files_below(ours.parent, ["hpc_trainer"], Rules())})
         root.packages["hpc_trainer"] = "."
+    for root in roots.values():  # once all files are known: none of them is a link
+        root.links = linked_names(Path(root.source), root.not_frozen, root.files, rules.runs_dir)
     return _named(roots.values())
 
 
@@ -323,8 +327,8 @@ def _add_root(roots: dict[str, Root], package: str, location: Path, rules: Rules
     if top is not None and str(top) not in roots:
         files = git_files(top, rules)
         if files is not None:
-            links = linked_names(top, _taken(rules.not_frozen), files, rules.runs_dir)
-            root = Root(source=str(top), how="git", files=files, secrets=_taken(rules.secrets), links=links)
+            root = Root(source=str(top), how="git", files=files, secrets=_taken(rules.secrets))
+            root.not_frozen = _taken(rules.not_frozen)
             if _provides(root, package, real):
                 roots[root.source] = root
                 return
@@ -334,7 +338,7 @@ def _add_root(roots: dict[str, Root], package: str, location: Path, rules: Rules
     kinds = WITH_CONFIGURATION if script else MODULES
     root.files = sorted({*root.files, *importable_files(entry, [package], rules, kinds), *script})
     root.secrets = sorted({*root.secrets, *_taken(rules.secrets)})
-    root.links = linked_names(entry, [*beside(entry, rules), *_taken(rules.not_frozen)], root.files, rules.runs_dir)
+    root.not_frozen += [*beside(entry, rules), *_taken(rules.not_frozen)]
     if not _provides(root, package, real):
         raise ConfigError(
             f"{package} is found at {location} and would not be frozen: it has no Python file, is excluded, or is a "
@@ -387,7 +391,7 @@ def _read(roots: Sequence[Root], config: Mapping[str, Any]) -> Snapshot:
         contents |= {f"{root.name}/{name}": (LINK, os.fsencode(f"{root.source}/{name}")) for name in root.links}
         notes += check_owners(root.source, places_of(root.source, root.packages), infos)
         left_out += [f"{root.source}/{name}" for name in root.secrets]
-    if linked := [name for root in roots for name in root.links]:
+    if linked := [name.partition("/")[2] for name in _linked(contents)]:
         notes.append(f"The frozen code has links to data that is read as it is when a run starts: {_listed(linked)}.")
     starters = {name: hashlib.sha256(content).hexdigest() for name, content in starter_code().items()}
     manifest = {
@@ -406,6 +410,11 @@ def _read(roots: Sequence[Root], config: Mapping[str, Any]) -> Snapshot:
         left_out=tuple(left_out),
         notes=tuple(notes),
     )
+
+
+def _linked(contents: Mapping[str, tuple[str, bytes]]) -> list[str]:
+    """Return the names of the links that lead out of the copy: links within it are relative."""
+    return [name for name, (mode, target) in contents.items() if mode == LINK and target.startswith(b"/")]
 
 
 def starter_code() -> dict[str, bytes]:

@@ -306,6 +306,15 @@ def test_a_hundred_thousand_ignored_files_are_few_links(project: Path, runs: Pat
     assert "large" in links, "folders come first"
 
 
+def test_a_package_that_git_ignores_leaves_the_links_of_the_checkout(project: Path, runs: Path) -> None:
+    (project / ".gitignore").write_text("/z_made/\n/data/*\n")
+    write_files(project, {"z_made/net.py": "", "data/.gitkeep": "", "data/mnist/images": ""})
+    git(project, "add", "-f", "data/.gitkeep")
+    code = frozen(runs, packages=["z_made"])
+    assert links_of(code) == {"data/mnist": str(project / "data" / "mnist")}
+    assert "z_made/net.py" in names(code, "project")
+
+
 def test_a_home_folder_is_not_linked(project: Path, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_files(project, {"letters/one.txt": ""})
     assert "letters" in links_of(frozen(runs, mode=SnapshotMode.copy))
