@@ -109,7 +109,7 @@ class LoopConfig:
     """rank: the program is started once for each rank, that is for each GPU. node: once for each node, with all its
     GPUs and cores, for programs that start their own ranks, as torchrun, accelerate launch and mpirun do."""
     command_env: CommandEnv = key(CommandEnv.auto, only_with("train.command"), APART, SAFE, in_graph=False)
-    """Which variables of torchrun the program gets, such as RANK, WORLD_SIZE and MASTER_ADDR. auto: all of them if the
+    """Choice of torchrun's variables that the program gets, such as RANK, WORLD_SIZE and MASTER_ADDR. auto: all if the
     run has several ranks, and none for one rank, because many programs start distributed training if RANK is set.
     torchrun: all of them for one rank too. tensorflow: as auto, and also TF_CONFIG, in which each start of the program
     is a worker."""

@@ -216,7 +216,7 @@ class Spec:
         return self.database / "socket"
 
     def environment(self) -> dict[str, str]:
-        """What a shell needs so that ``sbatch`` and the others reach this cluster, and its profiles have names."""
+        """Return the variables by which Slurm's commands reach this cluster and hpc_trainer finds its profiles."""
         # Under pytest PATH has no command of Slurm (tests/conftest.py).
         path = os.environ.get("HPC_TRAINER_TESTS_PATH") or os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin")
         rest = [part for part in path.split(":") if part and part != str(self.bin)]

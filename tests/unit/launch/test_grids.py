@@ -143,7 +143,7 @@ def test_the_batch_script_looks_for_the_marker_before_it_requeues(
 
 
 def _canaries(plan: SweepPlan, count: int) -> list[tuple[tuple[str, ...], int, tuple[str, ...]]]:
-    """Of each array its runs, its parallelism, and the runs that it waits for."""
+    """Return for each array its runs, its parallelism, and the runs that it waits for."""
     arrays = with_canaries(plan, count).arrays
     return [(tuple(spec.run_id for spec in array.specs), array.parallelism, tuple(array.canaries)) for array in arrays]
 

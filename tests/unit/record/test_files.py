@@ -333,7 +333,7 @@ def test_a_disk_that_is_full_is_told_with_the_file(tmp_path: Path) -> None:
 
 
 def _acl(*permissions: int) -> bytes:
-    """Of the owner, a user 65534, the owner's group, the mask and the others."""
+    """Return an ACL with permissions of the owner, user 65534, the owner's group, the mask and all others."""
     tags = [(0x01, 2**32 - 1), (0x02, 65534), (0x04, 2**32 - 1), (0x10, 2**32 - 1), (0x20, 2**32 - 1)]
     entries = [struct.pack("<HHI", tag, allowed, who) for (tag, who), allowed in zip(tags, permissions, strict=True)]
     return struct.pack("<I", 2) + b"".join(entries)
