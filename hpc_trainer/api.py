@@ -33,7 +33,8 @@ from hpc_trainer.operate.waits import looks
 from hpc_trainer.operate.where import parse_where
 from hpc_trainer.operate.why import Why, explain
 from hpc_trainer.record.metrics import read_metrics
-from hpc_trainer.record.status import SweepStatus, metrics_now, outcome_metrics, read_status
+from hpc_trainer.record.run_figures import metrics_now, outcome_metrics
+from hpc_trainer.record.status import SweepStatus, read_status
 
 if TYPE_CHECKING:
     import pandas as pd

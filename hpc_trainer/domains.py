@@ -38,7 +38,7 @@ HOOKS = {
     "search_ends": "function of a sweep: number of its trials by state, {} if some are left; None without a search",
     "best_of": "function of a sweep that returns the `BestRun` of its search (operate/results.py; api.py)",
     "submits": "function of a sweep and the runs that are about to be submitted, with its lock held (launch/grids.py)",
-    "warnings": "problem of a running run, as one line for `status` (record/status.py)",
+    "warnings": "problem of a running run, as one line for `status` (record/run_status.py)",
     "clues": "evidence and advice for `why` (operate/why.py, `Clues`)",
     "result_columns": "columns of `results` (operate/results.py, `Columns`)",
     "sweep_columns": "columns of `sweeps` (operate/show.py, `SweepColumns`)",

@@ -18,9 +18,10 @@ from hpc_trainer.cli.common import console, cut, figure, one_line, short_duratio
 from hpc_trainer.domains import contributions
 from hpc_trainer.operate.waits import active_among, looks
 from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.spec import find_axes
 from hpc_trainer.record.states import RunState
-from hpc_trainer.record.status import RunStatus, SweepStatus
+from hpc_trainer.record.status import SweepStatus
 
 # Shortest time in seconds between two lines of a run in a pipe.
 _LINE_EVERY_S = 10.0

@@ -48,19 +48,11 @@ from hpc_trainer.operate.where import parse_where
 from hpc_trainer.record.chain import stages_of
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.reading import exists
+from hpc_trainer.record.run_figures import goodputs, metrics_now, outcome_metrics, submit_times, waits_since, wall_s
+from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.spec import find_axes
 from hpc_trainer.record.states import CANCEL, RunState
-from hpc_trainer.record.status import (
-    RunStatus,
-    SweepStatus,
-    goodputs,
-    metrics_now,
-    outcome_metrics,
-    read_status,
-    submit_times,
-    waits_since,
-    wall_s,
-)
+from hpc_trainer.record.status import SweepStatus, read_status
 from hpc_trainer.record.submissions import latest_of_each_run
 from hpc_trainer.record.turns import pool_job
 from hpc_trainer.slurm.queue import array_of, read_starts

@@ -30,9 +30,10 @@ from hpc_trainer.operate.why import explain
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.metrics import sampled_metrics
 from hpc_trainer.record.reading import Faults
+from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.spec import find_axes
 from hpc_trainer.record.states import RunState
-from hpc_trainer.record.status import RunStatus, SweepStatus, read_status
+from hpc_trainer.record.status import SweepStatus, read_status
 from hpc_trainer.runtime.start import start_words
 
 # A sweep of this machine would be read twice a second, and one without runs at work need not be.

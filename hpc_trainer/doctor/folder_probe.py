@@ -307,7 +307,7 @@ _PROMISES: dict[str, Callable[[Path], str | None]] = {
 def _purged_next(folder: Path, purge_days: int | None) -> Iterator[dict[str, Any]]:
     """Yield, for each sweep with unfinished runs, the file that was unused for the longest time."""
     from hpc_trainer.operate.find import list_sweeps
-    from hpc_trainer.record.status import known_by_files
+    from hpc_trainer.record.known_runs import known_by_files
 
     for listed in list_sweeps(folder)[:_MOST_SWEEPS]:
         sweep = SweepPaths(listed.folder)

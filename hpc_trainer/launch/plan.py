@@ -32,9 +32,11 @@ from hpc_trainer.launch.pools import asks_for_pool, pack
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.ledger import STARTS, Kind
 from hpc_trainer.record.reading import told_few
+from hpc_trainer.record.run_figures import ledger_of_run
+from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.spec import RunSpec
 from hpc_trainer.record.states import RunState
-from hpc_trainer.record.status import RunStatus, SweepStatus, ledger_of_run, read_status
+from hpc_trainer.record.status import SweepStatus, read_status
 from hpc_trainer.record.submissions import Submission
 from hpc_trainer.runtime.pace import SIGNAL_SLACK_S, grace_warning, shortest_limit_min, training_s
 from hpc_trainer.slurm.jobs import OFF

@@ -21,8 +21,9 @@ from hpc_trainer.config.table.choice import typed_words
 from hpc_trainer.errors import ConfigError, SlurmError
 from hpc_trainer.observe import rules_of_resources, rules_of_time
 from hpc_trainer.observe.facts import TIME, Facts, Finding, Gain, Rule, gather
+from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.states import RunState
-from hpc_trainer.record.status import RunStatus, SweepStatus
+from hpc_trainer.record.status import SweepStatus
 from hpc_trainer.slurm.limits import Limits, read_limits
 from hpc_trainer.slurm.shape import find_shape_problems, shape_of
 

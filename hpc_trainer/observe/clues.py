@@ -12,8 +12,9 @@ from hpc_trainer.observe.telemetry_views import render_telemetry, telemetry_char
 from hpc_trainer.operate.report.data import ReportPart
 from hpc_trainer.operate.why import Clues
 from hpc_trainer.record.journal import MOVE_CAUSES, Move, read_move
+from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.states import RunState
-from hpc_trainer.record.status import RunStatus, SweepStatus
+from hpc_trainer.record.status import SweepStatus
 
 _ADVISED = (RunState.COMPLETED, RunState.RUNNING)
 _MOST_SLOW = 20

@@ -16,8 +16,10 @@ from hpc_trainer.observe.telemetry import THROTTLE, Sample, mean_of, newest_of_r
 from hpc_trainer.record.measured import Figures, read_figures
 from hpc_trainer.record.metrics import sampled_metrics
 from hpc_trainer.record.reading import is_finite, is_number, read_json
+from hpc_trainer.record.run_figures import ledger_of_run
+from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.states import RunState
-from hpc_trainer.record.status import RunStatus, SweepStatus, ledger_of_run
+from hpc_trainer.record.status import SweepStatus
 from hpc_trainer.runtime.pace import nearest_rank
 from hpc_trainer.slurm.limits import Limits
 

@@ -16,8 +16,9 @@ from hpc_trainer.operate.run_page import PagePart, folded, html_list
 from hpc_trainer.record.journal import read_heartbeat
 from hpc_trainer.record.ledger import WORDS, Kind
 from hpc_trainer.record.reading import Faults
+from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.states import RunState
-from hpc_trainer.record.status import RunStatus, SweepStatus
+from hpc_trainer.record.status import SweepStatus
 
 # Further ranks are counted, not listed.
 _LISTED = 6

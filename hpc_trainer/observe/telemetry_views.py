@@ -26,8 +26,9 @@ from hpc_trainer.operate.report.charts import (
 from hpc_trainer.operate.results import Columns
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.reading import Faults, is_number
+from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.states import RunState
-from hpc_trainer.record.status import RunStatus, SweepStatus
+from hpc_trainer.record.status import SweepStatus
 
 if TYPE_CHECKING:  # `results` loads this module for its columns of energy, and no report
     from hpc_trainer.operate.report.data import Series

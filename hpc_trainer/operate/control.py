@@ -15,8 +15,9 @@ from hpc_trainer.record.files import make_folder, write_marker
 from hpc_trainer.record.holds import write_hold
 from hpc_trainer.record.processes import is_alive, pid_of
 from hpc_trainer.record.reading import is_there, read_json
+from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.states import CANCEL, HOLD, POOL, RunState
-from hpc_trainer.record.status import PoolStatus, RunStatus, SweepStatus, read_status
+from hpc_trainer.record.status import PoolStatus, SweepStatus, read_status
 from hpc_trainer.record.turns import slot_folder
 from hpc_trainer.slurm.jobs import cancel_jobs, hold_jobs, release_jobs
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hpc_trainer.errors import RunStateError, UntrustedFileError, did_you_mean
 from hpc_trainer.record.files import set_umask
+from hpc_trainer.record.known_runs import known_by_files
 from hpc_trainer.record.layout import (
     OTHER_FOLDER,
     SWEEP_FILES,
@@ -20,7 +21,7 @@ from hpc_trainer.record.layout import (
     sweep_folder,
 )
 from hpc_trainer.record.reading import Faults, check_place, check_trusted, exists, read_json
-from hpc_trainer.record.status import SweepStatus, known_by_files, read_status
+from hpc_trainer.record.status import SweepStatus, read_status
 
 
 def configured_runs_dir(option: Path | None = None) -> Path:

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpc_trainer.record.reading import Faults, exists, list_folder, open_file
-from hpc_trainer.record.status import RunStatus, SweepStatus, read_status
+from hpc_trainer.record.run_status import RunStatus
+from hpc_trainer.record.status import SweepStatus, read_status
 
 # Files may be read each second; the state may cost the scheduler a squeue.
 _POLL_S, _ASK_EVERY_S = 1.0, 10.0

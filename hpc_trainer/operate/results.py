@@ -19,17 +19,11 @@ from hpc_trainer.operate.where import Where
 from hpc_trainer.record.ledger import Kind
 from hpc_trainer.record.metrics import best_in
 from hpc_trainer.record.reading import is_number
+from hpc_trainer.record.run_figures import ledger_of_run, newest_metrics, queue_s, submit_times, wall_s
+from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.spec import RunSpec, find_axes, typed_axes
 from hpc_trainer.record.states import RunState
-from hpc_trainer.record.status import (
-    RunStatus,
-    SweepStatus,
-    ledger_of_run,
-    newest_metrics,
-    queue_s,
-    submit_times,
-    wall_s,
-)
+from hpc_trainer.record.status import SweepStatus
 from hpc_trainer.record.summaries import stamp_of
 
 

@@ -16,8 +16,9 @@ from hpc_trainer.operate.report.page import whole_page
 from hpc_trainer.operate.why import Why
 from hpc_trainer.record.metrics import read_metrics
 from hpc_trainer.record.reading import Faults, read_ends
+from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.states import RunState
-from hpc_trainer.record.status import RunStatus, SweepStatus
+from hpc_trainer.record.status import SweepStatus
 
 _BAD = (RunState.FAILED, RunState.OUT_OF_MEMORY, RunState.NODE_FAIL, RunState.TIMEOUT)
 _MAX_CHARTS = 12

@@ -16,10 +16,10 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import RunStateError
 from hpc_trainer.operate.find import find_sweep, fits, in_one_sweep, list_sweeps
+from hpc_trainer.record.known_runs import known_by_files
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.reading import read_json
 from hpc_trainer.record.spec import RunSpec, leaves
-from hpc_trainer.record.status import known_by_files
 from hpc_trainer.record.submissions import Ledger, latest_of_each_run
 
 LINE, FILE, FILLED, DEFAULT = "command line", "file", "filled in", "default"

@@ -29,9 +29,10 @@ from hpc_trainer.record.layout import RunPaths, SweepPaths
 from hpc_trainer.record.metrics import read_metrics
 from hpc_trainer.record.processes import file_lock
 from hpc_trainer.record.reading import check_trusted, is_there, read_json
+from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.spec import leaves
 from hpc_trainer.record.states import RunState
-from hpc_trainer.record.status import RunStatus, SweepStatus
+from hpc_trainer.record.status import SweepStatus
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,11 @@ from typing import Any
 
 from hpc_trainer.errors import SlurmError
 from hpc_trainer.record.journal import Journal, read_heartbeat
+from hpc_trainer.record.known_runs import known_by_files
 from hpc_trainer.record.layout import SUBMISSIONS, RunPaths, SweepPaths, journals_in
 from hpc_trainer.record.ledger import Kind, ledger_of
 from hpc_trainer.record.reading import Faults, list_folder
 from hpc_trainer.record.spec import RunSpec
-from hpc_trainer.record.status import known_by_files
 from hpc_trainer.record.submissions import Submission, read_ledger
 from hpc_trainer.record.turns import Turns, is_slot
 from hpc_trainer.slurm.commands import user_name

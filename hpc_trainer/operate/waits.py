@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from hpc_trainer.errors import RunStateError, UntrustedFileError
 from hpc_trainer.operate.verdicts import SILENT, TAKEN, of_unknown
 from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.states import RunState
-from hpc_trainer.record.status import RunStatus, SweepStatus, read_status
+from hpc_trainer.record.status import SweepStatus, read_status
 
 # Run folders are cheap to read; Slurm is asked at most this often (docs of squeue: no tight loops).
 _LOCAL_POLL_S = 0.5

@@ -26,9 +26,11 @@ from hpc_trainer.record.journal import Attempt, read_first_weights
 from hpc_trainer.record.last_words import NOT_STARTED
 from hpc_trainer.record.ledger import RunLedger, duration, ledger_line, newest_timeouts
 from hpc_trainer.record.reading import Faults, is_number, read_ends, read_json
+from hpc_trainer.record.run_figures import ask_ledgers
+from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.signs import Sign, found_in, sign_of
 from hpc_trainer.record.states import LOW_GOODPUT, NOT_FINITE, OUT_OF_MEMORY, POOL, TIMEOUT, RunState
-from hpc_trainer.record.status import RunStatus, SweepStatus, ask_ledgers, read_status
+from hpc_trainer.record.status import SweepStatus, read_status
 from hpc_trainer.runtime.pace import better_limit_min, grace_warning
 from hpc_trainer.slurm.jobs import OFF, show_preemption
 from hpc_trainer.slurm.shape import Shape

@@ -22,11 +22,13 @@ from hpc_trainer.config.schema.output import compared_by, is_best_small, kept_be
 from hpc_trainer.config.schema.train import OnFailure
 from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError, UntrustedFileError, did_you_mean
 from hpc_trainer.record.files import make_folder, write_json, write_marker
+from hpc_trainer.record.known_runs import known_by_files
 from hpc_trainer.record.layout import RunPaths, SweepPaths, sweep_folder
 from hpc_trainer.record.reading import Faults, is_finite, is_there, list_folder, read_json
+from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.spec import RunSpec
 from hpc_trainer.record.states import AFTER_CANCELLED, CANCEL, DONE, RunState
-from hpc_trainer.record.status import RunStatus, SweepStatus, known_by_files, read_status
+from hpc_trainer.record.status import SweepStatus, read_status
 
 if TYPE_CHECKING:
     from hpc_trainer.config.schema.train import TrainConfig

@@ -12,7 +12,7 @@ from typing import Any
 
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.reading import Faults, is_there, read_ends
-from hpc_trainer.record.run_state import RunFolder
+from hpc_trainer.record.run_folder import RunFolder
 from hpc_trainer.record.signs import sign_of
 
 NOT_STARTED = "not started"

@@ -294,7 +294,7 @@ class SweepPaths:
     old_ends = _Named("ends.jsonl")
     """File of such job ends in sweeps of earlier versions; any host appended."""
     finished = _Named("finished.json")
-    """Completed runs, so that `status` opens fewer folders (record/run_state.py); `status` replaces it."""
+    """Completed runs, so that `status` opens fewer folders (record/known_ends.py); `status` replaces it."""
     summaries = _Named("summaries.jsonl")
     """Summaries of the files of completed runs (record/summaries.py); a look at many runs replaces the file."""
     lock = _Named("submit.lock")

@@ -69,6 +69,9 @@ ENDS = {
 OUT_OF_MEMORY = "out_of_memory"
 """Cause of an attempt whose ranks themselves reported out of memory; a kill by Slurm leaves no report."""
 
+End = tuple[RunState, str | None, str | None]
+"""State, cause and node of a run."""
+
 AFTER_START, AFTER_BACK, AFTER_HELD, AFTER_CANCELLED = "start", "back", "held", "cancelled"
 """Decisions of a run that follows others, in its `after.json` (record/chain.py)."""
 

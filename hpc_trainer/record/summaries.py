@@ -23,7 +23,7 @@ from hpc_trainer.record.journal import Attempt
 from hpc_trainer.record.layout import RESULT, SUBMISSIONS, RunPaths, SweepPaths
 from hpc_trainer.record.metrics import SPEED
 from hpc_trainer.record.reading import Faults, check_place, is_ours, parse_record, parse_together, read_bytes, seal
-from hpc_trainer.record.run_state import RunFolder, job_of_run
+from hpc_trainer.record.run_folder import RunFolder, job_of_run
 from hpc_trainer.record.states import DONE, RunState
 from hpc_trainer.record.submissions import Submission
 

@@ -28,9 +28,10 @@ from hpc_trainer.record.files import make_folder, rename
 from hpc_trainer.record.layout import TRASH, RunPaths, SweepPaths
 from hpc_trainer.record.metrics import scores_in
 from hpc_trainer.record.reading import is_there, names_in
+from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.spec import RunSpec
 from hpc_trainer.record.states import DONE, RunState
-from hpc_trainer.record.status import RunStatus, SweepStatus, read_status
+from hpc_trainer.record.status import SweepStatus, read_status
 from hpc_trainer.record.submissions import latest_of_each_run, write_removed, write_removed_sweep
 from hpc_trainer.tidy.walk import Size, size_of
 

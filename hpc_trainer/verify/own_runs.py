@@ -16,7 +16,8 @@ from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateE
 from hpc_trainer.operate.control import cancel_runs
 from hpc_trainer.record.journal import read_failure
 from hpc_trainer.record.layout import SweepPaths
-from hpc_trainer.record.status import RunStatus, read_status
+from hpc_trainer.record.run_status import RunStatus
+from hpc_trainer.record.status import read_status
 
 # Enough for a step, a save and the ranks' exit. Processes that take longer are killed.
 GRACE_S = 30.0

@@ -21,8 +21,9 @@ from hpc_trainer.record.checkpoint_folders import committed
 from hpc_trainer.record.journal import Attempt, Journal
 from hpc_trainer.record.layout import RunPaths, SweepPaths
 from hpc_trainer.record.processes import is_alive
+from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.states import CANCEL, DONE, RunState
-from hpc_trainer.record.status import RunStatus, SweepStatus, read_status
+from hpc_trainer.record.status import SweepStatus, read_status
 from hpc_trainer.slurm.jobs import cancel_jobs, requeue_by_hand, update_job
 from hpc_trainer.verify.interruptions import InterruptionKind
 

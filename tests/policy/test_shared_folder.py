@@ -39,7 +39,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     ),
     "init_project/project.py": {'mode "x"': "a file of a project of the user's own, which init must not overwrite"},
     "observe/sampler.py": {"replace": "in the folder of the node's own collector"},
-    "record/run_state.py": {"st_mtime": "late by ten minutes on purpose, for clocks differ (CLOCKS_S)"},
+    "record/run_folder.py": {"st_mtime": "late by ten minutes on purpose, for clocks differ (CLOCKS_S)"},
     "launch/fit.py": {"st_mtime": "which sweeps are the newest: an old answer leaves one out"},
     "hardware/rank_probe.py": {
         "replace": "a file of one rank, which is read when the job has ended",

@@ -36,7 +36,7 @@ from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import RunPaths, SweepPaths, default_runs_dir
 from hpc_trainer.record.metrics import scores_in
 from hpc_trainer.record.reading import check_trusted, is_there
-from hpc_trainer.record.run_state import journal_settles
+from hpc_trainer.record.run_folder import journal_settles
 from hpc_trainer.record.states import CANCEL, DONE
 
 _SMALL = 64 << 20  # bytes; below, nothing is remembered

@@ -21,8 +21,10 @@ from hpc_trainer.operate.why import advice_values, last_lines, meaning_of
 from hpc_trainer.record.ledger import RunLedger
 from hpc_trainer.record.metrics import SPEED, WORK, sampled_metrics
 from hpc_trainer.record.reading import is_number
+from hpc_trainer.record.run_figures import ask_ledgers, gpu_hours, newest_metrics
+from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.spec import find_axes
-from hpc_trainer.record.status import RunStatus, SweepStatus, ask_ledgers, gpu_hours, newest_metrics
+from hpc_trainer.record.status import SweepStatus
 from hpc_trainer.record.turns import pool_job, use_of
 
 WARMUP_STEPS = 20

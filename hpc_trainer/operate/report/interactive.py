@@ -36,9 +36,10 @@ from hpc_trainer.operate.why import because_of, by_cause, explain
 from hpc_trainer.record.ledger import TRAINS, WORDS
 from hpc_trainer.record.metrics import SPEED
 from hpc_trainer.record.reading import Faults, is_finite, read_json
+from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.spec import LateConfig, RunSpec, leaves
 from hpc_trainer.record.states import RunState
-from hpc_trainer.record.status import RunStatus, SweepStatus
+from hpc_trainer.record.status import SweepStatus
 from hpc_trainer.runtime.torch_process import ask
 
 # Runs whose configuration and telemetry the page has, and of which failures are explained; all are in the table.

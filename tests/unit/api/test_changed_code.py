@@ -162,7 +162,7 @@ def test_fresh_that_was_killed_before_it_submitted_is_given_again(
         killed.setattr("hpc_trainer.launch.grids.submit_plan", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             _submit(fresh=True)
-    monkeypatch.setattr("hpc_trainer.record.run_state._LAG_S", -1.0)  # their jobs ended long ago
+    monkeypatch.setattr("hpc_trainer.record.slurm_answers._LAG_S", -1.0)  # their jobs ended long ago
     assert not any(sweep.run(run_id).folder.exists() for run_id in run_ids)
     assert _submit().num_submitted == 0
     assert _submit(fresh=True).num_submitted == 2

@@ -13,8 +13,9 @@ from hpc_trainer.observe.telemetry_views import GpuNow, gpu_now
 from hpc_trainer.operate import waits
 from hpc_trainer.record.files import append_lines, write_json
 from hpc_trainer.record.reading import read_json
+from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.states import RunState
-from hpc_trainer.record.status import RunStatus, read_status
+from hpc_trainer.record.status import read_status
 from tests.unit.cli.screens import Screen
 from tests.unit.record.builders import make_specs
 from tests.unit.record.sweeps import SweepOnDisk

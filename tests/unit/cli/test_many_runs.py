@@ -20,7 +20,7 @@ from hpc_trainer.errors import RunStateError
 from hpc_trainer.operate import waits
 from hpc_trainer.record import status as status_module
 from hpc_trainer.record.layout import RunPaths
-from hpc_trainer.record.run_state import RunFolder, read_folder
+from hpc_trainer.record.run_folder import RunFolder, read_folder
 from hpc_trainer.record.states import CANCEL, RunState
 from hpc_trainer.verify.interruptions import InterruptionKind
 from hpc_trainer.verify.verbs import run_preempt

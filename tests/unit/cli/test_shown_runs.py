@@ -17,8 +17,9 @@ from hpc_trainer.cli.why_verbs import run_why
 from hpc_trainer.errors import RunStateError
 from hpc_trainer.record.files import append_lines, write_json
 from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.run_figures import metrics_now
 from hpc_trainer.record.states import CANCEL, RunState
-from hpc_trainer.record.status import metrics_now, read_status
+from hpc_trainer.record.status import read_status
 from tests.unit.record.builders import make_specs
 from tests.unit.record.sweeps import SweepOnDisk
 from tests.unit.slurm.fake_slurm import FakeSlurm

@@ -17,9 +17,10 @@ from hpc_trainer.launch.later_jobs import submit_successor
 from hpc_trainer.operate.control import cancel_runs
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.spec import read_spec, read_specs
 from hpc_trainer.record.states import RunState
-from hpc_trainer.record.status import RunStatus, read_status
+from hpc_trainer.record.status import read_status
 from hpc_trainer.record.submissions import Submission, claim_run, claimed_by, read_submissions
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.worker.rank import _newer_job

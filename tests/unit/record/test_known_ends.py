@@ -17,11 +17,12 @@ from hpc_trainer.operate.control import cancel_runs
 from hpc_trainer.operate.why import explain
 from hpc_trainer.record.files import append_lines, make_folder
 from hpc_trainer.record.journal import log_header
+from hpc_trainer.record.known_ends import read_ends
 from hpc_trainer.record.processes import process_name
 from hpc_trainer.record.reading import Faults, read_lines
-from hpc_trainer.record.run_state import read_ends
+from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.states import RunState
-from hpc_trainer.record.status import RunStatus, read_status
+from hpc_trainer.record.status import read_status
 from hpc_trainer.record.submissions import write_confirmation, write_intent
 from tests.unit.launch.grids import make_grid
 from tests.unit.record.builders import make_specs

@@ -12,8 +12,9 @@ from hpc_trainer.errors import SilentError
 from hpc_trainer.record.files import write_json
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.states import RunState
-from hpc_trainer.record.status import RunStatus, read_status
+from hpc_trainer.record.status import read_status
 from hpc_trainer.record.submissions import read_ledger
 from tests.unit.launch.grids import make_grid, submit
 from tests.unit.record.builders import make_specs

@@ -25,8 +25,9 @@ from hpc_trainer.record.ledger import (
     newest_timeouts,
 )
 from hpc_trainer.record.reading import Faults
+from hpc_trainer.record.run_figures import goodputs
 from hpc_trainer.record.states import RunState
-from hpc_trainer.record.status import goodputs, read_status
+from hpc_trainer.record.status import read_status
 from hpc_trainer.slurm.queue import Allocation
 from tests.unit.record.builders import make_specs
 from tests.unit.record.sweeps import SweepOnDisk

@@ -12,8 +12,9 @@ import pytest
 from hpc_trainer.operate.control import cancel_runs
 from hpc_trainer.record.files import write_json
 from hpc_trainer.record.processes import process_name
+from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.states import RunState
-from hpc_trainer.record.status import RunStatus, read_status
+from hpc_trainer.record.status import read_status
 from hpc_trainer.record.submissions import write_confirmation, write_intent, write_waiting
 from tests.unit.launch.grids import make_grid, submit
 from tests.unit.record.builders import make_specs

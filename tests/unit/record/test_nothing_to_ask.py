@@ -83,7 +83,7 @@ def test_an_end_that_only_the_accounting_told(
     assert before == {"TIMEOUT": 1, "NODE_FAIL": 1}
     fake_slurm.answer("squeue", error="Unable to contact slurm controller", code=1)
     assert _asks(sweep, fake_slurm) == 1
-    monkeypatch.setattr("hpc_trainer.record.run_state.OVER_S", -1.0)
+    monkeypatch.setattr("hpc_trainer.record.slurm_answers.OVER_S", -1.0)
     assert _asks(sweep, fake_slurm) == 0
     assert read_status(sweep.paths, is_look=True).counts == before
 

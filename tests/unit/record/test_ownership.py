@@ -13,8 +13,9 @@ from hpc_trainer.errors import RunStateError, SlurmError
 from hpc_trainer.operate.control import cancel_runs
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.reading import read_lines
+from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.states import RunState
-from hpc_trainer.record.status import RunStatus, SweepStatus, read_status
+from hpc_trainer.record.status import SweepStatus, read_status
 from hpc_trainer.record.submissions import Submission, read_submissions, write_waiting
 from tests.unit.launch.grids import make_grid, submit
 from tests.unit.record.builders import make_specs

@@ -23,8 +23,9 @@ from hpc_trainer.record import run_state
 from hpc_trainer.record.journal import Journal, Story
 from hpc_trainer.record.processes import process_name
 from hpc_trainer.record.reading import Faults
+from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.states import RunState
-from hpc_trainer.record.status import RunStatus, read_status
+from hpc_trainer.record.status import read_status
 from hpc_trainer.record.submissions import read_submissions
 from tests.unit.record.builders import make_specs
 from tests.unit.record.sweeps import SweepOnDisk

@@ -9,8 +9,9 @@ import pytest
 
 from hpc_trainer.record.files import write_json
 from hpc_trainer.record.processes import process_name
+from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.states import RunState
-from hpc_trainer.record.status import RunStatus, read_status
+from hpc_trainer.record.status import read_status
 from tests.unit.record.builders import make_specs
 from tests.unit.record.sweeps import SweepOnDisk
 from tests.unit.slurm.fake_slurm import FakeSlurm
@@ -69,7 +70,7 @@ def test_a_folder_that_may_be_entered_and_not_listed_shows_the_markers_that_it_h
     sweep.start(resumed=0)
     fake_slurm.answer("squeue", "500_0|RUNNING|n7|None|x\n")
     monkeypatch.setattr("hpc_trainer.record.status._names_of", lambda folder: [])  # root lists all
-    monkeypatch.setattr("hpc_trainer.record.run_state.list_folder", lambda path, faults: None)
+    monkeypatch.setattr("hpc_trainer.record.run_folder.list_folder", lambda path, faults: None)
     assert _one(sweep).state is S.RUNNING
     sweep.done()
     assert _one(sweep).state is S.COMPLETED
@@ -134,7 +135,7 @@ def test_an_element_without_a_row_was_cancelled_before_it_began(
     sweep: SweepOnDisk, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, row: str
 ) -> None:
     """An element that begins gets a row of its own. The array may have one row for all that did not begin."""
-    monkeypatch.setattr("hpc_trainer.record.run_state.LATE_ROW_S", 0.0)
+    monkeypatch.setattr("hpc_trainer.record.slurm_answers.LATE_ROW_S", 0.0)
     fake_slurm.answer("sacct", f"{row}\n")
     run = _one(sweep)
     assert (run.state, run.cause) == (S.CANCELLED, "cancelled before it began")
@@ -157,7 +158,7 @@ def test_an_element_whose_row_comes_late_was_not_cancelled(
         else:
             really_sleep(seconds)  # subprocess waits for squeue
 
-    monkeypatch.setattr("hpc_trainer.record.run_state.time.sleep", begin)
+    monkeypatch.setattr("hpc_trainer.record.slurm_answers.time.sleep", begin)
     fake_slurm.answer("squeue", "")
     fake_slurm.answer("sacct", "500_1|COMPLETED|0:0|n7\n")
     assert _one(sweep).state is S.RUNNING

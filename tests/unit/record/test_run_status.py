@@ -10,8 +10,10 @@ import pytest
 
 from hpc_trainer.observe.telemetry import DeviceWarning, Trouble, write_warnings
 from hpc_trainer.record.files import write_json
+from hpc_trainer.record.run_figures import gpu_hours
+from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.states import NOT_FINITE, RunState
-from hpc_trainer.record.status import RunStatus, gpu_hours, read_status
+from hpc_trainer.record.status import read_status
 from hpc_trainer.record.submissions import write_waiting
 from tests.unit.record.builders import make_specs
 from tests.unit.record.sweeps import SweepOnDisk

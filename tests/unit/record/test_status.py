@@ -15,11 +15,14 @@ import pytest
 from hpc_trainer.errors import RunStateError
 from hpc_trainer.record.files import write_json
 from hpc_trainer.record.journal import Journal
+from hpc_trainer.record.known_runs import known_specs
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.processes import process_name
 from hpc_trainer.record.reading import Faults, list_folder
+from hpc_trainer.record.run_figures import gpu_hours
+from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.states import RunState
-from hpc_trainer.record.status import RunStatus, gpu_hours, known_specs, read_status
+from hpc_trainer.record.status import read_status
 from hpc_trainer.record.submissions import read_ledger
 from tests.unit.record.builders import make_spec, make_specs
 from tests.unit.record.sweeps import SweepOnDisk
@@ -165,7 +168,7 @@ def test_the_state(
     story: Callable[[SweepOnDisk], None] | None, queue: str | None, accounting: str | None,
     state: RunState, cause: str | None,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("hpc_trainer.record.run_state.LATE_ROW_S", 0.0)
+    monkeypatch.setattr("hpc_trainer.record.slurm_answers.LATE_ROW_S", 0.0)
     if story is not None:
         story(sweep)
     fake_slurm.answer("squeue", queue or "")

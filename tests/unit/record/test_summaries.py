@@ -19,7 +19,7 @@ from hpc_trainer.record import summaries
 from hpc_trainer.record.files import append_lines, write_json
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.metrics import best_in
-from hpc_trainer.record.run_state import RunFolder, read_folder
+from hpc_trainer.record.run_folder import RunFolder, read_folder
 from hpc_trainer.record.states import DONE, RunState
 from hpc_trainer.record.status import SweepStatus, read_status
 from tests.unit.record.builders import make_specs

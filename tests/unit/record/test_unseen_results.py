@@ -16,10 +16,12 @@ from hpc_trainer.launch.grids import retry, submit_grid
 from hpc_trainer.operate.verdicts import of_unknown
 from hpc_trainer.operate.why import explain
 from hpc_trainer.record.doubts import DoubtKind, kind_of_doubt
+from hpc_trainer.record.known_ends import read_finished
 from hpc_trainer.record.reading import seal
-from hpc_trainer.record.run_state import CLOCKS_APART_S, read_finished
+from hpc_trainer.record.run_state import CLOCKS_APART_S
+from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.states import RunState
-from hpc_trainer.record.status import RunStatus, read_status
+from hpc_trainer.record.status import read_status
 from tests.unit.launch.grids import make_grid
 from tests.unit.record.builders import make_specs
 from tests.unit.record.sweeps import SweepOnDisk

@@ -19,9 +19,10 @@ from hpc_trainer.operate.find import find_sweep, list_sweeps, select
 from hpc_trainer.operate.results import result_table
 from hpc_trainer.operate.show import sweep_lines
 from hpc_trainer.record import chain
+from hpc_trainer.record.known_runs import known_by_files
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.states import RunState
-from hpc_trainer.record.status import known_by_files, read_status
+from hpc_trainer.record.status import read_status
 from hpc_trainer.tidy.cleaning import Needs, check_not_needed, remove_runs
 from hpc_trainer.tidy.labels import at_rest, change_note, change_tags, read_labels, rename_sweep
 from hpc_trainer.tidy.walk import best_of, size_of, size_words, sizes_of_sweep

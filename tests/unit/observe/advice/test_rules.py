@@ -21,8 +21,9 @@ from hpc_trainer.observe.rules_of_time import _not_staged
 from hpc_trainer.observe.straggler_log import Straggler
 from hpc_trainer.record.journal import Attempt
 from hpc_trainer.record.measured import Figures, Link
+from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.states import RunState
-from hpc_trainer.record.status import RunStatus, read_status
+from hpc_trainer.record.status import read_status
 from hpc_trainer.slurm.limits import Limits, NodeGroup, Partition
 from tests.composed import composed
 from tests.unit.record.builders import make_spec
