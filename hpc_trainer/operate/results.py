@@ -24,6 +24,7 @@ from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import (
     RunStatus,
     SweepStatus,
+    gpu_hours,
     ledger_of_run,
     newest_metrics,
     queue_s,
@@ -309,7 +310,7 @@ def _cost(
     return {
         "state": run.state.value,
         "step": None if run.progress == "-" else run.step,  # a program that reported no step
-        "gpu_hours": round(shape.num_nodes * shape.gpus_per_node * seconds / 3600, 4),
+        "gpu_hours": round(gpu_hours(run), 4),
         "attempts": len(run.attempts),
         "core_hours": round(cores * seconds / 3600, 4),
         "wall_s": round(seconds, 1),

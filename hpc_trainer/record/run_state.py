@@ -53,7 +53,7 @@ from hpc_trainer.record.submissions import (
     read_ledger,
     winner_of,
 )
-from hpc_trainer.record.turns import Turn, pool_is_alive, pool_job
+from hpc_trainer.record.turns import Turn, pool_is_alive, pool_job, slot_failure
 from hpc_trainer.slurm import terms
 from hpc_trainer.slurm.commands import cluster_name
 from hpc_trainer.slurm.queue import (
@@ -378,6 +378,7 @@ class SchedulerView:
     _own: dict[tuple[str, str], list[AccountingEntry]] = field(init=False, default_factory=dict)
     _slots: dict[str, list[QueueEntry]] = field(init=False, default_factory=dict)
     _living: dict[str, bool | None] = field(init=False, default_factory=dict)
+    _failures: dict[str, str | None] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         for row in (self.accounting or {}).values():
@@ -441,6 +442,12 @@ class SchedulerView:
             sweep = SweepPaths(folder.paths.folder.parent)
             self._living[folder.uuid] = pool_is_alive(sweep, folder.submission)
         return self._living.get(folder.uuid)
+
+    def slot_failure(self, folder: RunFolder) -> str | None:
+        """Return why slots of the run's pool could not begin, as text; None if none failed."""
+        if folder.uuid not in self._failures and folder.submission is not None:
+            self._failures[folder.uuid] = slot_failure(SweepPaths(folder.paths.folder.parent), folder.submission)
+        return self._failures.get(folder.uuid)
 
     def own_job(self, folder: RunFolder) -> str | None:
         """Return the id of the run's job if the job is certainly the run's: only such a job may get a signal."""
@@ -617,7 +624,7 @@ def _decide_without_slots(folder: RunFolder, view: SchedulerView) -> End:
     if unseen is not None:
         return RunState.UNKNOWN, unseen, None
     if current is None:
-        return (RunState.PREEMPTED if folder.attempts else RunState.NEW), None, None
+        return (RunState.PREEMPTED if folder.attempts else RunState.NEW), view.slot_failure(folder), None
     if current.has_ended:
         return current.state or RunState.PREEMPTED, current.cause, None
     row = view.row_of(folder)
@@ -647,7 +654,7 @@ def _decide_local_pool(folder: RunFolder, view: SchedulerView) -> End:
     if living is None:
         return RunState.UNKNOWN, doubts.other_host(), None
     if current is None:
-        return (RunState.PREEMPTED if folder.attempts else RunState.NEW), None, None
+        return (RunState.PREEMPTED if folder.attempts else RunState.NEW), view.slot_failure(folder), None
     if current.has_ended:
         return current.state or RunState.PREEMPTED, current.cause, None
     return RunState.NODE_FAIL, "its processes are gone without a recorded end", None
