@@ -73,6 +73,8 @@ class ArrayPlan:
     """Jobs of a pool that work through the runs; 0: each run is an element. `shape` is that of a slot."""
     per_node: int = 0
     """Runs beside each other in a slot of a pool."""
+    per_gpu: int = 1
+    """Runs of a slot that share one GPU."""
     follows: Follows = NOTHING
     """Jobs of other runs that end before the array begins (`after`)."""
 
@@ -326,7 +328,7 @@ class SweepPlan:
 
 def gpu_hours_max(spec: RunSpec) -> float:
     """Return the GPU-hours of one attempt of full length, on the item of the run's list that takes the most."""
-    return max(shape.gpu_hours for shape in (spec.shape, *(other.shape for other in spec.others)))
+    return max(one.gpu_hours for one in spec.on_each())
 
 
 def build_plan(
@@ -361,8 +363,9 @@ def build_plan(
     }
     for index, packing in packed.items():
         arrays[index] = dataclasses.replace(
-            arrays[index], shape=packing.shape, slots=packing.slots, per_node=packing.per_node
-        )
+            arrays[index], shape=packing.shape, slots=packing.slots, per_node=packing.per_node,
+            per_gpu=packing.per_gpu,
+        )  # fmt: skip
     if arrays and limits.max_elements == 0:
         limits = dataclasses.replace(limits, max_array_size=None, max_array_tasks=None)
         no_arrays = ["the cluster takes no job arrays (MaxArraySize=0), and every submission here is one."]

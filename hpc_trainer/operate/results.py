@@ -19,7 +19,7 @@ from hpc_trainer.operate.where import Where
 from hpc_trainer.record.ledger import Kind
 from hpc_trainer.record.metrics import best_in
 from hpc_trainer.record.reading import is_number
-from hpc_trainer.record.run_figures import ledger_of_run, newest_metrics, queue_s, submit_times, wall_s
+from hpc_trainer.record.run_figures import gpu_hours, ledger_of_run, newest_metrics, queue_s, submit_times, wall_s
 from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.spec import RunSpec, find_axes, typed_axes
 from hpc_trainer.record.states import RunState
@@ -303,7 +303,7 @@ def _cost(
     return {
         "state": run.state.value,
         "step": None if run.progress == "-" else run.step,  # a program that reported no step
-        "gpu_hours": round(shape.num_nodes * shape.gpus_per_node * seconds / 3600, 4),
+        "gpu_hours": round(gpu_hours(run), 4),
         "attempts": len(run.attempts),
         "core_hours": round(cores * seconds / 3600, 4),
         "wall_s": round(seconds, 1),

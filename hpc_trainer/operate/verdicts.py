@@ -71,6 +71,10 @@ BY_STATE: dict[RunState, Verdict] = {
 }
 
 SILENT = Verdict("Slurm does not answer, so its state is not known now.", ("ask again later: its job continues",))
+NO_SLOT = Verdict(
+    "It has not begun: no slot of its pool could begin.",
+    ("when the reason is gone, or with another value of pool.mps: hpc-trainer submit {words}",),
+)
 TAKEN = Verdict(
     "A job or a local queue has it, and the line that says so is lost.",
     (

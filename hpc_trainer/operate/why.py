@@ -17,7 +17,7 @@ from hpc_trainer.config.table.choice import typed_words
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError, HpcTrainerError, SlurmError
 from hpc_trainer.operate.logs import log_files
-from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE, REFUSALS, TIMEOUTS, Verdict, of_unknown
+from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE, NO_SLOT, REFUSALS, TIMEOUTS, Verdict, of_unknown
 from hpc_trainer.record.bad_nodes import bad_node_lines, keep_bad_node
 from hpc_trainer.record.chain import awaited_of, followers_of, look_at, waiting_for
 from hpc_trainer.record.doubts import kind_of_doubt
@@ -271,6 +271,8 @@ def _verdict(status: SweepStatus, run: RunStatus) -> Verdict:
         return BY_CAUSE[TIMEOUTS]
     if waits is not None:
         return _waits(run.state, waits)
+    if run.state is RunState.NEW and run.cause is not None:
+        return NO_SLOT
     if run.state is not RunState.FAILED:
         return BY_STATE[run.state]
     cause = NOT_STARTED if run.failure.get("cause") == NOT_STARTED else run.cause

@@ -40,7 +40,7 @@ from hpc_trainer.record.reading import (
     tell,
     typed,
 )
-from hpc_trainer.record.states import DONE, RunState
+from hpc_trainer.record.states import DONE, NO_SERVICE, RunState
 from hpc_trainer.record.submissions import Submission
 
 _CLAIM: Kinds = {
@@ -135,6 +135,20 @@ def _unended_slots(sweep: SweepPaths, pool: Submission) -> Iterator[str]:
     for element in range(pool.slots):
         attempts = Journal(slot_folder(sweep, pool.uuid, element)).read(Faults())
         yield from (attempt.process for attempt in attempts[-1:] if not attempt.has_ended)
+
+
+def slot_failure(sweep: SweepPaths, pool: Submission) -> str | None:
+    """Return why the slots of a pool could not begin, as text; None if none failed.
+
+    A slot fails only if its node lacks what `pool.mps=on` demands. Errors of runs never end a slot.
+    """
+    if pool.per_gpu <= 1:
+        return None
+    for element in range(pool.slots):
+        for attempt in Journal(slot_folder(sweep, pool.uuid, element)).read(Faults())[-1:]:
+            if attempt.cause == NO_SERVICE:
+                return f"slot {attempt.job_id} of its pool failed: {attempt.error.get('message')}"
+    return None
 
 
 def slot_folder(sweep: SweepPaths, uuid: str, element: int) -> RunPaths:

@@ -140,8 +140,10 @@ def _count(defined: Defined) -> int:
 
 def slots_of(search: Search) -> tuple[int, int]:
     """Return the number of slots of a search, and of places in each: those of `pool`, else `search.parallel` slots."""
-    pool = search.bases[0].spec.config["pool"]
+    spec = search.bases[0].spec
+    pool = spec.config["pool"]
     per_node = pool["per_node"] if pool["jobs"] is not None and isinstance(pool["per_node"], int) else 1
+    per_node = max(per_node, spec.per_gpu)
     wanted = int(pool["jobs"] or search.settings.parallel)
     return min(wanted, -(-search.settings.trials // per_node)), per_node
 
@@ -163,8 +165,8 @@ def _search_plan(defined: Defined, plan: SweepPlan) -> SearchPlan:
     search, spec = defined.search, defined.search.bases[0].spec
     slots, per_node = slots_of(search)
     array = ArrayPlan(
-        hardware=spec.hardware, shape=slot_shape(spec.shape, per_node), specs=(spec,), parallelism=slots,
-        slots=slots, per_node=per_node,
+        hardware=spec.hardware, shape=slot_shape(spec.shape, per_node, spec.per_gpu), specs=(spec,),
+        parallelism=slots, slots=slots, per_node=per_node, per_gpu=spec.per_gpu,
     )  # fmt: skip
     of_sample = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
     of_search = {
@@ -176,7 +178,7 @@ def _search_plan(defined: Defined, plan: SweepPlan) -> SearchPlan:
         sampler=search.settings.sampler.value, metric=search.settings.metric, is_max=search.is_max,
         space=tuple(map(str, search.space)), trials=search.settings.trials, drawn=_count(defined),
         earlier=len(search.earlier), rungs=tuple(search.settings.rungs or ()), whole_runs=full_runs(search),
-        hours_of_trial=max(base.spec.shape.gpu_hours for base in search.bases),
+        hours_of_trial=max(base.spec.gpu_hours for base in search.bases),
     )  # fmt: skip
 
 
@@ -287,9 +289,11 @@ def plan_lines(plan: SearchPlan, defined: Defined) -> list[str]:
             "training in all."
         )  # fmt: skip
     spec = search.bases[0].spec
+    sharing = f" shared by {spec.per_gpu} trials" if spec.per_gpu > 1 else ""
     lines.append(
         f"Each trial: hardware={spec.hardware}, {spec.shape.num_nodes} node(s), {spec.shape.gpus_per_node} GPU(s) a "
-        f"node, {spec.shape.time_limit_min} min. At most {plan.gpu_hours_max:.1f} GPU-hours, all time limits together."
+        f"node{sharing}, {spec.shape.time_limit_min} min. At most {plan.gpu_hours_max:.1f} GPU-hours, all time limits "
+        "together."
     )
     if plan.earlier:
         lines.append(f"The sampler knows {plan.earlier} trials of {settings.from_sweep}.")

@@ -11,6 +11,7 @@ from hpc_trainer.config.gpu_types import find_gpu_type
 from hpc_trainer.config.load import section_from_plain
 from hpc_trainer.config.mesh import divisors, num_parts
 from hpc_trainer.config.rules.validate import find_problems
+from hpc_trainer.config.schema.cluster import runs_per_gpu
 from hpc_trainer.config.schema.model import CustomModelConfig, GptConfig, Positions
 from hpc_trainer.config.schema.parallel import FORMATS, Dtype, FsdpDtype, Strategy
 from hpc_trainer.config.schema.train import AUTO, Recompute, TrainConfig
@@ -25,12 +26,15 @@ def memory_line(plain: Mapping[str, Any], world_size: int) -> str | None:
     name = plain["hardware"]["gpu_type"]
     gpu = find_gpu_type(name)
     least = None if gpu is None else least_bytes(plain, world_size)
-    if gpu is None or least is None or least <= gpu.memory_gb[-1] * 1e9:
+    per_gpu = runs_per_gpu(plain)
+    if gpu is None or least is None or least <= gpu.memory_gb[-1] * 1e9 / per_gpu:
         return None
     sizes = " or ".join(map(str, gpu.memory_gb))
+    sharing = f" for the {per_gpu} runs that share it (pool.per_gpu)" if per_gpu > 1 else ""
     return (
         f"model=gpt needs at least {least / 1e9:.4g} GB a rank (for weights, gradients and optimizer state only), and "
-        f"hardware.gpu_type={name} has {sizes} GB. `plan --memory` estimates all of it, and names the keys that help."
+        f"hardware.gpu_type={name} has {sizes} GB{sharing}. `plan --memory` estimates all of it, and names the "
+        "keys that help."
     )
 
 

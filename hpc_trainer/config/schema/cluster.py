@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -301,6 +302,14 @@ AUTO_PLACES = "auto"
 """Value of `pool.per_node` for as many places as a node has room for."""
 
 
+class Mps(str, enum.Enum):
+    """Use of NVIDIA's Multi-Process Service, by which runs compute on one GPU at the same time."""
+
+    auto = "auto"
+    on = "on"
+    off = "off"
+
+
 @dataclass(kw_only=True, slots=True)
 class PoolConfig:
     """`pool`: a few jobs that work through all runs, instead of a job for each run."""
@@ -310,6 +319,18 @@ class PoolConfig:
     per_node: int | str = key(1, only_with("pool.jobs"), limits="≥ 1")
     """Number of runs side by side in one slot, each with its own GPUs and cores. auto: as many as the GPUs, cores and
     memory of a node allow."""
+    per_gpu: int = key(1, only_with("pool.jobs"), limits="≥ 1")
+    """Number of these runs that share one GPU; runs with one GPU each. per_node is a multiple of it, or 1, which then
+    means the runs of one GPU."""
+    mps: Mps = key(Mps.auto, only_with("pool.jobs"))
+    """NVIDIA's Multi-Process Service for runs that share a GPU. auto: a slot starts it if its node has it. on: a slot
+    on a node without it fails. off: no slot starts it, and the runs take turns on the GPU."""
+
+
+def runs_per_gpu(plain: Mapping[str, Any]) -> int:
+    """Return how many runs share a GPU by a frozen configuration; 1 if the run has its own."""
+    pool = plain.get("pool") or {}
+    return int(pool.get("per_gpu", 1)) if pool.get("jobs") is not None else 1
 
 
 class SnapshotMode(str, enum.Enum):

@@ -86,6 +86,7 @@ PLAN = {
             "hardware": str, "runs": int, "nodes": int, "gpus_per_node": int, "partition": NULLABLE,
             "time_limit_min": int, "gpu_hours_max": (int, float), "start": NULLABLE, "script": str,
             "slots": (int, type(None)), "per_node": (int, type(None)),
+            "per_gpu": (int, type(None)),
         }
     ],
     "expected": list,

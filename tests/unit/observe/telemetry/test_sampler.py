@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import logging
 import sys
@@ -74,6 +75,16 @@ def test_samples_from_the_begin_to_the_end(tmp_path: Path) -> None:
     assert [each.host for each in found[:3]] == [Host(cpus=1.0), None, Host(cpus=1.0)]  # the node counts once
     assert gpus.is_closed
     assert found[-1].elapsed_s >= 0.05
+
+
+def test_of_a_shared_gpu_a_run_counts_its_share_of_the_energy(tmp_path: Path) -> None:
+    gpus = _Gpus()
+    gpus.read = lambda now: [Device(uuid="GPU-a", energy_j=90.0, power_w=300.0)]  # type: ignore[method-assign]
+    sampler = _sampler(tmp_path, gpus)
+    sampler.env = dataclasses.replace(sampler.env, per_gpu=3)
+    sampler.sample(_Host(), gpus)
+    (sample,) = read_telemetry(sampler.paths)
+    assert sample.device == Device(uuid="GPU-a", energy_j=30.0, power_w=300.0)
 
 
 def test_an_error_of_the_training_is_not_hidden(tmp_path: Path) -> None:
