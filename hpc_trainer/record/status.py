@@ -181,6 +181,108 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
         RunStateError: there is no such sweep, or its folder disappeared in the meantime.
     """
     faults = Faults()
+    notes: list[str] = []
+    files = _read_files(sweep, faults)
+    folders = _first_look(files, read_finished(sweep) if is_look else {})
+    may_live = [folder for folder in folders.values() if not (is_look and CANCEL in folder.markers)]
+    was_on_slurm = _was_on_slurm(files, may_live, faults, is_look=is_look)
+    view = ask_slurm(
+        sweep, folders, files.read, notes, faults, is_look=is_look,
+        must_ask=was_on_slurm or bool(may_live and files.ledger.waiting),
+    )  # fmt: skip
+    decided = {run_id: decide_now(run_id, folders, view, files.read) for run_id in folders}
+    record_ends(sweep, told_by_slurm(view, ((folders[run_id], end) for run_id, end in decided.items())))
+    runs = [_run_status(files, folder, view, decided[run_id], faults) for run_id, folder in folders.items()]
+    lost = find_lost_jobs(
+        sweep, files.ledger, [run.submission for run in runs if run.submission], view.queue, faults,
+        needs_submit=not files.has_whole_ledger or any(run.state.needs_submit for run in runs),
+    )  # fmt: skip
+    if not files.has_whole_ledger and was_on_slurm and view.queue is None:
+        lost = replace(lost, unseen=doubts.silent_after_damage(next(iter(files.ledger.damage), None)))
+    faults += [*files.ledger.damage, *(fault for folder in folders.values() for fault in folder.faults)]
+    open_runs = {run.run_id: _doubted(run, lost) for run in runs}
+    left_alone = [*_elsewhere_notes(runs), *_lost_notes(open_runs.values())]
+    pools = tuple(_pools(sweep, files.ledger, view, files.turns))
+    summaries = Summaries(sweep) if is_look else None
+    status = SweepStatus(
+        sweep=sweep, specs=files.specs, ledger=files.ledger, removed=files.removed, hold=files.hold,
+        open_runs=open_runs, read_done=_reader_of_done(files, view, summaries, faults), summaries=summaries,
+        remarks=[*notes, *(f"{pool.words}." for pool in pools), *left_alone], left_alone=left_alone, faults=faults,
+        silence=notes[0] if notes else None, is_queue_silent=view.queue is None,
+        queue_error=notes[0] if view.queue is None else files.ledger.unread, lost=lost, pools=pools,
+        top_up_job=_top_up_job(files.ledger, view), tending_job=_top_up_job(files.ledger, view, may_work=True),
+    )  # fmt: skip
+    if status.waiting:
+        return replace(status, remarks=[*status.remarks, _waiting_note(status, view)])
+    return status
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SweepFiles:
+    """Content of a sweep's own files, and the names in its folder. Folders of runs are read by `read` only."""
+
+    sweep: SweepPaths
+    specs: dict[str, RunSpec]
+    """Run id -> spec of every run, in the order that all commands show."""
+    listed: list[str] | None
+    """Names in the sweep's folder, which show which runs have no folder yet; None if it could not be listed."""
+    ledger: Ledger
+    """Content of submissions.jsonl."""
+    submissions: Mapping[str, Job]
+    """Run id -> the newest submission, and the run's index in it."""
+    rivals: Mapping[str, Sequence[Job]]
+    """Run id -> all jobs of the newest submission, if it went to several shapes."""
+    removed: Mapping[str, Removed]
+    """Removed runs; remains of their folders do not count."""
+    turns: Mapping[str, Turn]
+    """Run id -> the slot of a pool that has the run."""
+    hold: Hold | None
+    """Hold of the whole sweep."""
+
+    @property
+    def has_whole_ledger(self) -> bool:
+        """True if submissions.jsonl exists and no line of it is lost or damaged."""
+        return not self.ledger.damage and self.ledger != Ledger()
+
+    @functools.cached_property
+    def held(self) -> str | None:
+        """Hold of the whole sweep in words."""
+        return None if self.hold is None else self.hold.words
+
+    @functools.cached_property
+    def _began(self) -> frozenset[str]:
+        return frozenset(self.listed or ())
+
+    @functools.cached_property
+    def _jobs(self) -> set[str]:
+        return {submission.job_id for submission in self.ledger.submissions if submission.job_id is not None}
+
+    def read(self, run_id: str, names: Sequence[str] | None = None) -> RunFolder:
+        """Read the folder of a run; `names` are the names in it, if it was listed just now."""
+        return read_folder(
+            self.sweep.run(run_id), self.submissions.get(run_id), self.ledger.waiting.get(run_id), self._jobs, names,
+            is_listed=run_id in self._began, rivals=self.rivals.get(run_id, ()), turn=self.turns.get(run_id),
+            held=self.held,
+        )  # fmt: skip
+
+    def unstarted(self, run_id: str) -> RunFolder:
+        """Return the folder of a run that is removed or has no folder yet."""
+        paths, latest = self.sweep.run(run_id), self.submissions.get(run_id)
+        if run_id in self.removed:
+            return unstarted_folder(paths, latest, None, removed=self.removed[run_id].words)
+        waiting = self.ledger.waiting.get(run_id)
+        return unstarted_folder(
+            paths, latest, None if waiting is None else waiting.reason, self.rivals.get(run_id, ()),
+            self.turns.get(run_id), held=self.held,
+        )  # fmt: skip
+
+
+def _read_files(sweep: SweepPaths, faults: Faults) -> _SweepFiles:
+    """Read a sweep's own files and list its folder.
+
+    Raises:
+        RunStateError: there is no such sweep, or its folder disappeared in the meantime.
+    """
     try:
         look_anew(sweep.folder)  # another login node may have submitted it a moment ago
     except OSError as error:
@@ -195,78 +297,13 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
         raise went_away(sweep)  # else its runs would look as if they had not begun
     began = frozenset(listed or ())
     submissions = latest_of_each_run(ledger.submissions)
-    rivals = rivals_of_each_run(ledger.submissions)
     removed = _still_removed(read_removed(sweep, began, faults), submissions)
-    jobs = {submission.job_id for submission in ledger.submissions if submission.job_id is not None}
     hold = read_hold(sweep.hold, faults) if sweep.hold.name in began else None
-    held = None if hold is None else hold.words
     turns = _open_turns(sweep, ledger, listed or (), submissions, faults)
-
-    def read(run_id: str, names: Sequence[str] | None = None) -> RunFolder:
-        return read_folder(
-            sweep.run(run_id), submissions.get(run_id), ledger.waiting.get(run_id), jobs, names,
-            is_listed=run_id in began, rivals=rivals.get(run_id, ()), turn=turns.get(run_id), held=held,
-        )  # fmt: skip
-
-    notes: list[str] = []
-    finished = read_finished(sweep) if is_look else {}
-    folders = _first_look(sweep, specs, listed, read, submissions, rivals, ledger, finished, turns, removed, held)
-    # A batch script proves that this sweep was given to Slurm, even if submissions.jsonl is lost or damaged.
-    is_told = not ledger.damage and ledger != Ledger()
-    may_live = [folder for folder in folders.values() if not (is_look and CANCEL in folder.markers)]
-    may_hide = bool(may_live) or not is_look or not specs
-    is_torn = (may_hide and not is_told) or any(folder.submission is None for folder in may_live)
-    untold = [specs[folder.paths.run_id] for folder in may_live if folder.submission is None]
-    was_on_slurm = is_torn and (exists(sweep.scripts, faults) is not False or any(map(_may_be_on_slurm, untold)))
-    view = ask_slurm(
-        sweep, folders, read, notes, faults, must_ask=was_on_slurm or bool(may_live and ledger.waiting), is_look=is_look
-    )
-    decided = {run_id: decide_now(run_id, folders, view, read) for run_id in folders}
-    record_ends(sweep, told_by_slurm(view, ((folders[run_id], end) for run_id, end in decided.items())))
-
-    def run_status(run_id: str, folder: RunFolder, end: End) -> RunStatus:
-        spec = specs[run_id]
-        choice = folder.submission.choice if folder.submission is not None and folder.is_claimed else None
-        if choice is not None and choice <= len(spec.others):  # the hardware on which the run has started
-            spec = spec.on(choice)
-        return status_of(spec, folder, view, end, ledger.refused.get(run_id), faults)
-
-    summaries = Summaries(sweep) if is_look else None
-
-    @functools.cache  # a second call neither reads the folder again nor reports its faults twice
-    def read_done(run_id: str) -> RunStatus:
-        latest = submissions.get(run_id)
-        if summaries is None or latest is None or run_id in rivals:
-            folder = read(run_id)
-        else:
-            folder = summaries.read(sweep.run(run_id), latest, read)
-        faults.extend(folder.faults)
-        return run_status(run_id, folder, decide(folder, view))
-
-    runs = [run_status(run_id, folder, decided[run_id]) for run_id, folder in folders.items()]
-    lost = find_lost_jobs(
-        sweep, ledger, [run.submission for run in runs if run.submission], view.queue, faults,
-        needs_submit=not is_told or any(run.state.needs_submit for run in runs),
+    return _SweepFiles(
+        sweep=sweep, specs=specs, listed=listed, ledger=ledger, submissions=submissions, removed=removed, turns=turns,
+        rivals=rivals_of_each_run(ledger.submissions), hold=hold,
     )  # fmt: skip
-    if not is_told and was_on_slurm and view.queue is None:
-        lost = replace(lost, unseen=doubts.silent_after_damage(next(iter(ledger.damage), None)))
-    faults += [*ledger.damage, *(fault for folder in folders.values() for fault in folder.faults)]
-    open_runs = {run.run_id: _doubted(run, lost) for run in runs}
-    left_alone = [*_elsewhere_notes(runs), *_lost_notes(open_runs.values())]
-    silence = notes[0] if notes else None
-    pools = tuple(_pools(sweep, ledger, view, turns))
-    notes += [f"{pool.words}." for pool in pools]
-    status = SweepStatus(
-        sweep=sweep, specs=specs, open_runs=open_runs, read_done=read_done, summaries=summaries,
-        remarks=[*notes, *left_alone], ledger=ledger, top_up_job=_top_up_job(ledger, view), faults=faults,
-        tending_job=_top_up_job(ledger, view, may_work=True), silence=silence,
-        is_queue_silent=view.queue is None,
-        lost=lost, queue_error=notes[0] if view.queue is None else ledger.unread, left_alone=left_alone,
-        removed=removed, hold=hold, pools=pools,
-    )  # fmt: skip
-    if status.waiting:
-        return replace(status, remarks=[*status.remarks, _waiting_note(status, view)])
-    return status
 
 
 def _open_turns(
@@ -335,52 +372,53 @@ def _lost_notes(runs: Iterable[RunStatus]) -> Iterator[str]:
         )
 
 
+def _was_on_slurm(files: _SweepFiles, may_live: Sequence[RunFolder], faults: Faults, *, is_look: bool) -> bool:
+    """Return True if Slurm may have jobs of the sweep that submissions.jsonl does not name, because lines are lost.
+
+    A batch script proves that the sweep was given to Slurm, even if submissions.jsonl is lost or damaged.
+
+    Args:
+        files: the sweep's files.
+        may_live: folders of the runs about which a job matters.
+        faults: gets a fault if the folder of batch scripts cannot be looked at.
+        is_look: True if no command acts on the status.
+    """
+    untold = [files.specs[folder.paths.run_id] for folder in may_live if folder.submission is None]
+    matters = bool(may_live) or not is_look or not files.specs
+    if not untold and (files.has_whole_ledger or not matters):
+        return False
+    return exists(files.sweep.scripts, faults) is not False or any(map(_may_be_on_slurm, untold))
+
+
 def _may_be_on_slurm(spec: RunSpec) -> bool:
     """Return True if a Slurm job may have a run that no submission names; for a lost spec, if Slurm is installed."""
     return has_slurm() if spec.is_lost else bool(spec.config["cluster"]["executor"] == Executor.slurm.value)
 
 
-def _first_look(
-    sweep: SweepPaths, run_ids: Iterable[str], listed: Iterable[str] | None, read: Callable[..., RunFolder],
-    submissions: Mapping[str, Job], rivals: Mapping[str, Sequence[Job]], ledger: Ledger, finished: Mapping[str, str],
-    turns: Mapping[str, Turn], removed: Mapping[str, Removed], held: str | None,
-) -> dict[str, RunFolder]:  # fmt: skip
-    """Return the folders of runs that are not done.
+def _first_look(files: _SweepFiles, finished: Mapping[str, str]) -> dict[str, RunFolder]:
+    """Return the folders of runs that are not done, and record those that are.
 
     A run that is done costs one listing, or nothing if `finished` names it. Any other run costs the listing and two
     files.
 
     Args:
-        sweep: the sweep.
-        run_ids: all of its runs.
-        listed: the names in the sweep's folder, which show which runs have no folder yet; None if it was not listed.
-        read: reads the folder of a run, given its id and the names in it.
-        submissions: the newest submission of each run, and the run's index in it.
-        rivals: all jobs of each run whose newest submission went to several shapes.
-        ledger: the content of submissions.jsonl.
+        files: the sweep's files.
         finished: the result of `read_finished`; {} if the caller acts on the status.
-        turns: the slot that has each run of a pool.
-        removed: the removed runs; remains of their folders do not count.
-        held: who holds the whole sweep.
     """
-    present = set(run_ids if listed is None else listed)
-    place = str(sweep.folder)
+    present = set(files.specs if files.listed is None else files.listed)
+    place = str(files.sweep.folder)
     folders: dict[str, RunFolder] = {}
     done: dict[str, str] = {}
-    for run_id in run_ids:
-        latest = submissions.get(run_id)
+    for run_id in files.specs:
+        latest = files.submissions.get(run_id)
         uuid = latest[0].uuid if latest is not None else ""
-        if run_id in removed:
-            folders[run_id] = unstarted_folder(sweep.run(run_id), latest, None, removed=removed[run_id].words)
-        elif run_id not in present:
-            waits, jobs = _reason(ledger, run_id), rivals.get(run_id, ())
-            turn = turns.get(run_id)
-            folders[run_id] = unstarted_folder(sweep.run(run_id), latest, waits, jobs, turn, held=held)
+        if run_id in files.removed or run_id not in present:
+            folders[run_id] = files.unstarted(run_id)
         elif (uuid and finished.get(run_id) == uuid) or DONE in (names := _names_of(f"{place}/{run_id}")):
             done[run_id] = uuid
         else:
-            folders[run_id] = read(run_id, names or None)
-    record_finished(sweep, finished, done)
+            folders[run_id] = files.read(run_id, names or None)
+    record_finished(files.sweep, finished, done)
     return folders
 
 
@@ -390,6 +428,34 @@ def _names_of(folder: str) -> list[str]:
         return os.listdir(folder)  # noqa: PTH208  (10,000 of them)
     except OSError:
         return []
+
+
+def _run_status(files: _SweepFiles, folder: RunFolder, view: SchedulerView, end: End, faults: Faults) -> RunStatus:
+    """Return the status of a run, with the spec of the hardware on which it has started."""
+    run_id = folder.paths.run_id
+    spec = files.specs[run_id]
+    choice = folder.submission.choice if folder.submission is not None and folder.is_claimed else None
+    if choice is not None and choice <= len(spec.others):
+        spec = spec.on(choice)
+    return status_of(spec, folder, view, end, files.ledger.refused.get(run_id), faults)
+
+
+def _reader_of_done(
+    files: _SweepFiles, view: SchedulerView, summaries: Summaries | None, faults: Faults
+) -> Callable[[str], RunStatus]:
+    """Return a function that reads a run that is done, from its summary if it has one."""
+
+    @functools.cache  # a second call neither reads the folder again nor reports its faults twice
+    def read_done(run_id: str) -> RunStatus:
+        latest = files.submissions.get(run_id)
+        if summaries is None or latest is None or run_id in files.rivals:
+            folder = files.read(run_id)
+        else:
+            folder = summaries.read(files.sweep.run(run_id), latest, files.read)
+        faults.extend(folder.faults)
+        return _run_status(files, folder, view, decide(folder, view), faults)
+
+    return read_done
 
 
 def _doubted(run: RunStatus, lost: LostJobs) -> RunStatus:
@@ -411,10 +477,6 @@ def _top_up_job(ledger: Ledger, view: SchedulerView, *, may_work: bool = False) 
     entries = [entry for entry in (view.queue or {}).values() if may_work or entry.state == PENDING]
     jobs = (find_by_uuid(entries, top_up.uuid) for top_up in reversed(ledger.top_ups))
     return next((job_id for job_id in jobs if job_id is not None), None)
-
-
-def _reason(ledger: Ledger, run_id: str) -> str | None:
-    return ledger.waiting[run_id].reason if run_id in ledger.waiting else None
 
 
 def _waiting_note(status: SweepStatus, view: SchedulerView) -> str:
