@@ -35,6 +35,7 @@ from hpc_trainer.record.turns import Holder, Turns, pool_job, read_turn, slot_fo
 from hpc_trainer.runtime.pace import JOB_START
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag
+from hpc_trainer.slurm.queue import LATE_ROW_S
 from hpc_trainer.worker import slot
 from hpc_trainer.worker.rank import run_turn
 from hpc_trainer.worker.slot import ListedRuns, Slot
@@ -192,7 +193,8 @@ def test_on_slurm_the_queue_decides_and_is_asked_once_a_look(
     def answer(*rows: str) -> None:
         fake_slurm.print("squeue", head + "".join(row + tail for row in rows))
 
-    monkeypatch.setattr(slot, "LATE_ROW_S", 0.3)
+    now_s = 100.0
+    monkeypatch.setattr(slot, "time", SimpleNamespace(monotonic=lambda: now_s))
     source = _source(sweep, pool)
     answer("500_0|RUNNING|n9|None", "500_1|COMPLETING|n9|None", "500_2|RUNNING|n1|None")
     assert _taken(source, ours) is None
@@ -208,7 +210,9 @@ def test_on_slurm_the_queue_decides_and_is_asked_once_a_look(
     answer("500_2|RUNNING|n1|None")
     assert _taken(source, ours) is None, "once is not enough: squeue may leave out one that begins"
     assert not source.is_empty(ours), "so the slot looks again"
-    time.sleep(0.4)
+    now_s += LATE_ROW_S - 1
+    assert _taken(source, ours) is None
+    now_s += 1
     assert _taken(source, ours) == (sweep.specs[0].run_id, 1), "Slurm no longer knows its slot"
 
 
