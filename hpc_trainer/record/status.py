@@ -45,6 +45,7 @@ from hpc_trainer.record.reading import (
     FaultsOf,
     exists,
     is_number,
+    is_there,
     list_folder,
     look_anew,
     read_bytes,
@@ -80,7 +81,7 @@ from hpc_trainer.record.submissions import (
     rivals_of_each_run,
 )
 from hpc_trainer.record.summaries import Summaries
-from hpc_trainer.record.turns import Turn, Turns, is_slot, living_slots, pool_job, read_turn, slot_name, why_stuck
+from hpc_trainer.record.turns import Stuck, Turn, Turns, is_slot, living_slots, pool_job, read_turn, slot_name
 from hpc_trainer.slurm.commands import has_slurm
 from hpc_trainer.slurm.jobs import show_scripts
 from hpc_trainer.slurm.queue import Allocation, QueueEntry, array_of, ask_allocations, find_by_uuid
@@ -660,6 +661,8 @@ class SweepStatus:
     """Run id -> removal of each run that `rm` removed and that was not submitted since; its state is GONE."""
     pools: tuple[PoolStatus, ...] = ()
     """Pools that have a slot in the queue or at work, in order of submission."""
+    stuck: Mapping[str, Stuck] = field(default_factory=dict)
+    """Run id -> the claim because of which no slot of a pool takes the run."""
     left_alone: list[str] = field(default_factory=list)
     """Notes about runs that another cluster has or may have, and about jobs without a record; a part of `notes`."""
 
@@ -744,7 +747,7 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
     jobs = {submission.job_id for submission in ledger.submissions if submission.job_id is not None}
     hold = read_hold(sweep.hold, faults) if sweep.hold.name in began else None
     held = None if hold is None else hold.words
-    turns = _open_turns(sweep, ledger, listed or (), submissions, faults)
+    turns, stuck = _open_turns(sweep, ledger, listed or (), submissions, faults)
 
     def read(run_id: str, names: Sequence[str] | None = None) -> RunFolder:
         return read_folder(
@@ -806,7 +809,7 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
         tending_job=_top_up_job(ledger, view, may_work=True), silence=silence,
         is_queue_silent=view.queue is None,
         lost=lost, queue_error=notes[0] if view.queue is None else ledger.unread, left_alone=left_alone,
-        removed=removed, hold=hold, pools=pools,
+        removed=removed, hold=hold, pools=pools, stuck=stuck,
     )  # fmt: skip
     if status.waiting:
         return replace(status, remarks=[*status.remarks, _waiting_note(status, view)])
@@ -815,26 +818,32 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
 
 def _open_turns(
     sweep: SweepPaths, ledger: Ledger, listed: Collection[str], submissions: dict[str, Job], faults: Faults
-) -> dict[str, Turn]:
-    """Return the turn of each run that a slot of a pool has now; runs that a pool drew itself join `submissions`."""
+) -> tuple[dict[str, Turn], dict[str, Stuck]]:
+    """Return the turn of each run that a slot of a pool has now, and the claims because of which no slot takes a run.
+
+    Runs that a pool drew itself join `submissions`.
+    """
     pools = {submission.uuid: submission for submission in ledger.submissions if submission.is_pool}
     if not pools:
-        return {}
+        return {}, {}
     turns = Turns(sweep)
     turns.look([name for name in listed if is_slot(name)])
     faults += turns.faults
     open_turns: dict[str, Turn] = {}
+    stuck: dict[str, Stuck] = {}
     for run_id, number in turns.newest.items():
         end = turns.end_of(run_id)
         turn = read_turn(sweep, run_id, number, faults) if end is None else None
-        if end is None and (turn is None or turn.holder.uuid not in pools):
-            faults += why_stuck(sweep, turns.path(run_id), run_id, turn)
+        is_known = end is not None or (turn is not None and turn.holder.uuid in pools)
+        if not is_known and not is_there(sweep.run(run_id).marker(DONE)):
+            stuck[run_id] = Stuck(path=turns.path(run_id), holder=None if turn is None else turn.holder)
+            faults.append(stuck[run_id].note(run_id))
         uuid = end.uuid if end is not None else turn.holder.uuid if turn is not None else ""
         if run_id not in submissions and uuid in pools:
             submissions[run_id] = pools[uuid], 0
         if turn is not None and run_id in submissions and submissions[run_id][0].uuid == uuid:
             open_turns[run_id] = turn
-    return open_turns
+    return open_turns, stuck
 
 
 def _pools(sweep: SweepPaths, ledger: Ledger, view: SchedulerView, turns: Mapping[str, Turn]) -> Iterator[PoolStatus]:
@@ -987,8 +996,8 @@ def _no_sweep(sweep: SweepPaths, removed: Removed | None) -> str:
         folder.name for folder in parent.glob("*") if not folder.name.startswith(TRASH) and SweepPaths(folder).exists
     )
     few = ", ".join(names[:_SWEEPS_SHOWN]) + (" .." if len(names) > _SWEEPS_SHOWN else "")
-    is_there = "" if parent.is_dir() else ": there is no such folder"
-    listed = f"Sweeps in {parent}: {few}." if names else f"{parent} holds no sweep{is_there}."
+    missing = "" if parent.is_dir() else ": there is no such folder"
+    listed = f"Sweeps in {parent}: {few}." if names else f"{parent} holds no sweep{missing}."
     return f"there is no sweep {sweep.name}. {did_you_mean(sweep.name, names)}{listed} {OTHER_FOLDER}"
 
 
