@@ -184,7 +184,10 @@ def test_numbers_in_a_label_read_as_a_person_types_them(value: float, in_a_rate:
     [
         (["optim.lr=1e-5,0.01"], ["mlp-digits-lr1e-05-s0", "mlp-digits-lr0.01-s0"]),
         (["train.command='python fit.py {params.x}'", "params.x=1e9,2"], ["fit-x1000000000.0-s0", "fit-x2-s0"]),
-        (["train.command='python fit.py {params.x}'", "params.x=0.12345678901,2"], ["fit-x0.12345678901-s0", "fit-x2-s0"]),
+        (
+            ["train.command='python fit.py {params.x}'", "params.x=0.12345678901,2"],
+            ["fit-x0.12345678901-s0", "fit-x2-s0"],
+        ),
     ],
 )  # fmt: skip
 def test_a_sweep_of_an_older_version_is_found_again(words: list[str], older: list[str], tmp_path: Path) -> None:
