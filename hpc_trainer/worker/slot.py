@@ -31,14 +31,14 @@ from pathlib import Path
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError, ExitCode, RunStateError, SlurmError
-from hpc_trainer.record.files import age_on_server_s, set_umask
+from hpc_trainer.record.files import age_on_server_s, remove, set_umask
 from hpc_trainer.record.journal import Attempt, Journal
 from hpc_trainer.record.last_words import NOT_STARTED
 from hpc_trainer.record.layout import RunPaths, SweepPaths
 from hpc_trainer.record.processes import is_alive, open_pidfd, process_name
 from hpc_trainer.record.reading import is_storage_error, is_there, look_anew, names_in
 from hpc_trainer.record.spec import RunSpec, read_specs
-from hpc_trainer.record.states import CANCEL, DONE, HOLD, KILLED, NO_SERVICE, POOL, RunState
+from hpc_trainer.record.states import CANCEL, DONE, HOLD, KILLED, LEAVING, NO_SERVICE, POOL, RunState
 from hpc_trainer.record.submissions import Submission, read_submissions
 from hpc_trainer.record.turns import (
     Holder,
@@ -104,6 +104,10 @@ class RunSource(abc.ABC):
 
         Runs of other living slots do not count; runs that this slot has given back do.
         """
+
+    def is_last_look(self, turns: Turns, paths: RunPaths) -> bool:
+        """Return True if a slot whose source is empty may end; `paths` is the slot's folder."""
+        return True
 
     def _may_take(self, run_id: str, turns: Turns, queue: Queue) -> bool:
         number = turns.newest.get(run_id)
@@ -372,6 +376,7 @@ class Slot:
     def _begin(self) -> None:
         """Record that the slot is at work."""
         self._turns.begin()
+        remove(self._paths.marker(LEAVING))  # of an incarnation that was killed as it ended
         journal = Journal(self._paths)
         self._attempt = journal.attempt_number(self._env.job_id, self._env.restart_count)
         journal.start(
@@ -393,7 +398,8 @@ class Slot:
                 time.sleep(_IDLE_S)  # the source waits for what other slots find out
             else:
                 self._turns.look()  # other slots may have ended or given back runs since the last look
-                if is_empty := self._source.is_empty(self._turns):
+                if self._source.is_empty(self._turns) and self._source.is_last_look(self._turns, self._paths):
+                    is_empty = True
                     break
         return self._leave(is_empty=is_empty)
 
