@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import shlex
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,7 @@ from hpc_trainer.launch.follow import NOTHING, Follows
 from hpc_trainer.launch.freeze import Grid
 from hpc_trainer.launch.frozen_code.archive import CodeChange
 from hpc_trainer.launch.known import Known, first_few, timeless
-from hpc_trainer.launch.pools import asks_for_pool, pack
+from hpc_trainer.launch.pools import Packing, asks_for_pool, pack
 from hpc_trainer.record.spec import RunSpec
 from hpc_trainer.record.states import RunState
 from hpc_trainer.runtime.pace import SIGNAL_SLACK_S, grace_warning, shortest_limit_min, training_s
@@ -112,34 +112,12 @@ def build_plan(
         limits: limits of the cluster; None if there are none.
     """
     known, limits = known or Known(), limits or Limits()
-    groups: dict[tuple[str, Shape, int | None, Follows], list[RunSpec]] = {}
     chosen = {spec.run_id: spec for spec in specs_to_submit(grid, known, retry_failed=retry_failed)}
-    for spec in chosen.values():
-        follows = known.followed.of_run.get(spec.run_id, NOTHING)
-        for choice, on_one in enumerate(spec.on_each()):
-            key = _array_environment(on_one), on_one.shape, choice if spec.others else None, follows
-            groups.setdefault(key, []).append(on_one)
-    arrays = [
-        ArrayPlan(
-            hardware=specs[0].hardware, shape=shape, specs=tuple(specs),
-            parallelism=int(specs[0].config["cluster"]["array_parallelism"]), choice=choice, follows=follows,
-        )
-        for (_, shape, choice, follows), specs in groups.items()
-    ]  # fmt: skip
-    packed = {  # with the lists of hardware, which a pool does not take
-        index: pack([chosen[spec.run_id] for spec in array.specs], limits)
-        for index, array in enumerate(arrays)
-        if asks_for_pool(array.specs[0])
-    }
-    for index, packing in packed.items():
-        arrays[index] = dataclasses.replace(
-            arrays[index], shape=packing.shape, slots=packing.slots, per_node=packing.per_node
-        )
+    arrays, packings = _pack(_group(chosen.values(), known), chosen, limits)
+    no_arrays: list[str] = []
     if arrays and limits.max_elements == 0:
         limits = dataclasses.replace(limits, max_array_size=None, max_array_tasks=None)
         no_arrays = ["the cluster takes no job arrays (MaxArraySize=0), and every submission here is one."]
-    else:
-        no_arrays = []
     fitted = fit(arrays, limits, known.active)
     wrong = {
         array.shape: find_shape_problems(array.shape, array.hardware, limits)
@@ -147,45 +125,62 @@ def build_plan(
         if array.shape not in known.shapes
     }
     held = [_HELD.format(sweep=grid.sweep.name, held=known.hold)] if arrays and known.hold is not None else []
-    packing_problems = list(dict.fromkeys(problem for packing in packed.values() for problem in packing.problems))
+    packing_problems = list(dict.fromkeys(problem for packing in packings for problem in packing.problems))
     unfit = () if packing_problems else itertools.chain(*wrong.values())
     problems = [*held, *no_arrays, *known.followed.problems, *packing_problems, *unfit]
-    exit_codes = clear_exit_codes(limits.requeue_exit) if arrays else ()
     states = {spec.run_id: _state_of(spec, known) for spec in grid.specs}
-    too_large = (memory_line(spec.config, spec.shape.world_size) for spec in grid.specs)
     plan = SweepPlan(
-        grid=grid,
-        states=states,
-        arrays=fitted.now,
+        grid=grid, states=states, arrays=fitted.now, waiting=fitted.waiting, binding=fitted.binding,
+        keeps_room=fitted.keeps_room, known=known, cluster=limits.cluster,
         no_longer_in_grid=tuple(run_id for run_id in known.states if run_id not in states),
-        waiting=fitted.waiting,
-        binding=fitted.binding,
-        notes=(
-            *grid.notes,
-            *known.notes,
-            *limits.notes,
-            *(f"Runs start after {line}." for line in known.followed.lines),
-            *_list_note([spec for array in fitted.now for spec in array.specs if array.choice is not None]),
-            *_closed_note(grid),
-            *(note for packing in packed.values() for note in packing.notes),
-            *_taken_codes_note(exit_codes),
-            *_grace_notes(arrays, known, limits),
-            *dict.fromkeys(_limit_notes(arrays, known, limits)),
-            *dict.fromkeys(_whole_node_notes(arrays, limits)),
-            *_name_notes(grid.specs),
-            *first_few((scaling_line(spec.config) for spec in grid.specs), _MOST_LRS, "learning rates are scaled"),
-            *first_few(too_large, _MOST_MODELS, "models do not fit"),
-            *first_few((_tracker_line(spec.config) for spec in grid.specs), _MOST_TRACKERS, "trackers"),
-        ),
-        exit_codes=exit_codes,
-        answers={
-            shape: (None, problems_of_shape[0]) for shape, problems_of_shape in wrong.items() if problems_of_shape
-        },
-        known=known,
-        cluster=limits.cluster,
-        keeps_room=fitted.keeps_room,
+        exit_codes=clear_exit_codes(limits.requeue_exit) if arrays else (),
+        answers={shape: (None, reasons[0]) for shape, reasons in wrong.items() if reasons},
+    )  # fmt: skip
+    packing_notes = [note for packing in packings for note in packing.notes]
+    return dataclasses.replace(
+        plan,
+        problems=(*dict.fromkeys(problems), *_over_budget(plan)),
+        notes=tuple(_notes(plan, arrays, packing_notes, limits)),
     )
-    return dataclasses.replace(plan, problems=(*dict.fromkeys(problems), *_over_budget(plan)))
+
+
+def _group(specs: Iterable[RunSpec], known: Known) -> list[ArrayPlan]:
+    """Return arrays of the runs that one batch script can start; a run with a list of hardware is in several."""
+    groups: dict[tuple[str, Shape, int | None, Follows], list[RunSpec]] = {}
+    for spec in specs:
+        follows = known.followed.of_run.get(spec.run_id, NOTHING)
+        for choice, on_one in enumerate(spec.on_each()):
+            key = _array_environment(on_one), on_one.shape, choice if spec.others else None, follows
+            groups.setdefault(key, []).append(on_one)
+    return [
+        ArrayPlan(
+            hardware=group[0].hardware, shape=shape, specs=tuple(group),
+            parallelism=int(group[0].config["cluster"]["array_parallelism"]), choice=choice, follows=follows,
+        )
+        for (_, shape, choice, follows), group in groups.items()
+    ]  # fmt: skip
+
+
+def _pack(
+    arrays: Sequence[ArrayPlan], chosen: Mapping[str, RunSpec], limits: Limits
+) -> tuple[list[ArrayPlan], list[Packing]]:
+    """Return the arrays, with slots of a pool in place of elements where the runs ask for one, and how it is packed.
+
+    Args:
+        arrays: the arrays.
+        chosen: run id -> run with its list of hardware, which a pool does not take.
+        limits: limits of the cluster.
+    """
+    packed: list[ArrayPlan] = []
+    packings: list[Packing] = []
+    for array in arrays:
+        if not asks_for_pool(array.specs[0]):
+            packed.append(array)
+            continue
+        packing = pack([chosen[spec.run_id] for spec in array.specs], limits)
+        packings.append(packing)
+        packed.append(dataclasses.replace(array, shape=packing.shape, slots=packing.slots, per_node=packing.per_node))
+    return packed, packings
 
 
 _HELD = (
@@ -317,6 +312,37 @@ def clear_exit_codes(taken: frozenset[int]) -> tuple[tuple[int, int], ...]:
     return tuple((int(code), next(spare)) for code in _OWN_CODES if code in taken)
 
 
+_MOST_LRS = 8
+_MOST_MODELS = 4
+_MOST_TRACKERS = 3
+
+
+def _notes(plan: SweepPlan, arrays: Sequence[ArrayPlan], packing_notes: Iterable[str], limits: Limits) -> Iterator[str]:
+    """Yield the notes for the user that `plan` shows.
+
+    Args:
+        plan: the plan.
+        arrays: its arrays before they were cut to the limits of a submit.
+        packing_notes: notes on the packing of pools.
+        limits: limits of the cluster.
+    """
+    grid, known = plan.grid, plan.known
+    yield from (*grid.notes, *known.notes, *limits.notes)
+    yield from (f"Runs start after {line}." for line in known.followed.lines)
+    yield from _list_note([spec for array in plan.arrays for spec in array.specs if array.choice is not None])
+    yield from _closed_note(grid)
+    yield from packing_notes
+    yield from _taken_codes_note(plan.exit_codes)
+    yield from _grace_notes(arrays, known, limits)
+    yield from dict.fromkeys(_limit_notes(arrays, known, limits))
+    yield from dict.fromkeys(_whole_node_notes(arrays, limits))
+    yield from _name_notes(grid.specs)
+    too_large = (memory_line(spec.config, spec.shape.world_size) for spec in grid.specs)
+    yield from first_few((scaling_line(spec.config) for spec in grid.specs), _MOST_LRS, "learning rates are scaled")
+    yield from first_few(too_large, _MOST_MODELS, "models do not fit")
+    yield from first_few((_tracker_line(spec.config) for spec in grid.specs), _MOST_TRACKERS, "trackers")
+
+
 def _list_note(specs: Sequence[RunSpec]) -> Iterator[str]:
     """Yield a note on runs with a list of hardware, given once for each of their jobs."""
     if specs:
@@ -360,9 +386,6 @@ def _grace_notes(arrays: Sequence[ArrayPlan], known: Known, limits: Limits) -> I
 
 # Seconds from the allocation to the first step: Python and torch come from a shared file system, not the page cache.
 _START_S = 30.0
-_MOST_LRS = 8
-_MOST_MODELS = 4
-_MOST_TRACKERS = 3
 
 
 def _limit_notes(arrays: Sequence[ArrayPlan], known: Known, limits: Limits) -> Iterator[str]:
