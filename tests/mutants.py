@@ -187,6 +187,8 @@ NEAREST = {
     "launch/follow": ["worker/test_follow.py"],
     "launch/freeze": ["launch/test_several_shapes.py", "record/test_newer_lives.py", "launch/test_pools.py"],
     "launch/grids": ["launch/test_private_folder.py", "operate/test_hold.py"],
+    "launch/arrays": ["launch/test_plan.py", "launch/test_pools.py", "launch/test_array_parallelism.py"],
+    "launch/known": ["launch/test_plan.py", "launch/test_several_shapes.py"],
     "launch/plan": ["launch/test_arrays.py", "launch/test_pools.py", "launch/test_array_parallelism.py"],
     "launch/settle": ["record/test_lag.py", "record/test_ownership.py"],
     "launch/submitit_bridge": ["record/test_lag.py"],

@@ -40,8 +40,8 @@ from hpc_trainer.launch.fit import find_fit
 from hpc_trainer.launch.freeze import Grid, freeze_grid
 from hpc_trainer.launch.grids import plan_grid, retry, submit_grid, top_up
 from hpc_trainer.launch.hydra_app import freeze_app, read_app
+from hpc_trainer.launch.known import known_of
 from hpc_trainer.launch.memory import Need, find_needs
-from hpc_trainer.launch.plan import known_of
 from hpc_trainer.launch.stages import Chain, freeze_chain, plan_chain, submit_chain
 from hpc_trainer.launch.submit import Outcome, array_script_of
 from hpc_trainer.operate.control import cancelled_with_sweep, release_runs

@@ -14,11 +14,12 @@ from rich.markup import escape
 
 from hpc_trainer.cli.common import as_typed, counts_line, gpu_hours, print_next, print_table, say
 from hpc_trainer.config.schema.cluster import Executor
+from hpc_trainer.launch.arrays import ArrayPlan
 from hpc_trainer.launch.expected import Expected
 from hpc_trainer.launch.fit import Candidate, Fit, duration, moment
 from hpc_trainer.launch.grids import Submitted
 from hpc_trainer.launch.memory import CONTEXT_GB, FRAGMENTS, PARTS, Need
-from hpc_trainer.launch.plan import ArrayPlan, SweepPlan
+from hpc_trainer.launch.plan import SweepPlan
 from hpc_trainer.launch.stages import Chain
 from hpc_trainer.launch.submit import array_script_of
 from hpc_trainer.record.states import RunState

@@ -21,7 +21,8 @@ from typing import Any
 from hpc_trainer.config.load import PASSED_OVER
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, HpcTrainerError, NoRoomError, RefusedError, SlurmError
-from hpc_trainer.launch.plan import ArrayPlan, SweepPlan
+from hpc_trainer.launch.arrays import ArrayPlan
+from hpc_trainer.launch.plan import SweepPlan
 from hpc_trainer.launch.submit import array_script_of
 from hpc_trainer.record.journal import read_heartbeat
 from hpc_trainer.record.layout import RunPaths, SweepPaths

@@ -20,12 +20,14 @@ from pathlib import Path
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError, RunStateError, SlurmError, UntrustedFileError
+from hpc_trainer.launch.arrays import ArrayPlan
 from hpc_trainer.launch.extend import find_twins
 from hpc_trainer.launch.follow import read_followed, release_followers
 from hpc_trainer.launch.freeze import Grid, grid_of_specs
 from hpc_trainer.launch.frozen_code.archive import CodeChange, find_changes
 from hpc_trainer.launch.frozen_code.snapshot import Snapshot, frozen_of_command, is_same_code, read_code
-from hpc_trainer.launch.plan import ArrayPlan, Known, SweepPlan, build_plan, known_of, specs_to_submit, what_is_known
+from hpc_trainer.launch.known import Known, known_of, what_is_known
+from hpc_trainer.launch.plan import SweepPlan, build_plan, specs_to_submit
 from hpc_trainer.launch.pools import asks_for_pool
 from hpc_trainer.launch.settle import settle_intents
 from hpc_trainer.launch.submit import Outcome, SubmittedArray, ask_slurm, submit_plan

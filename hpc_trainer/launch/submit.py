@@ -16,12 +16,13 @@ from typing import Any
 from hpc_trainer.config.environment import setup_of
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, NoRoomError, RefusedError, SilentError, SlurmError
+from hpc_trainer.launch.arrays import ArrayPlan
 from hpc_trainer.launch.batch_job import BatchJob, setup_lines, start_of_ranks, worker_command
 from hpc_trainer.launch.follow import mark_held
 from hpc_trainer.launch.frozen_code.archive import archive_of, code_revision, store_code
 from hpc_trainer.launch.frozen_code.snapshot import Snapshot
 from hpc_trainer.launch.later_jobs import TopUpJob, on_choice
-from hpc_trainer.launch.plan import ArrayPlan, SweepPlan, specs_to_write
+from hpc_trainer.launch.plan import SweepPlan, specs_to_write
 from hpc_trainer.record.chain import note_followers
 from hpc_trainer.record.files import make_folder, write_json, write_marker
 from hpc_trainer.record.journal import Journal

@@ -6,9 +6,10 @@ Damaged files become faults and doubts; nothing is asked of Slurm.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping, Sequence
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpc_trainer.errors import RunStateError, UntrustedFileError
 from hpc_trainer.record.doubts import untold_job as untold_job_doubt
@@ -131,7 +132,7 @@ class RunFolder:
 
 
 def read_folder(
-    paths: RunPaths, latest: tuple[Submission, int] | None, waiting: Waiting | None, jobs: Collection[str] = (),
+    paths: RunPaths, latest: Job | None, waiting: Waiting | None, jobs: Collection[str] = (),
     names: Collection[str] | None = None, *, is_listed: bool = False, rivals: Sequence[Job] = (),
     turn: Turn | None = None, held: str | None = None,
 ) -> RunFolder:  # fmt: skip
@@ -169,45 +170,24 @@ def read_folder(
     lost = _lost_attempt(paths, story.attempts, heartbeat, unseen)
     if listed and not journal_faults:
         lost += _not_seen_yet(paths, listed, story.attempts)
-    doubts = [*book.damage, *(() if story.is_whole else journal_faults), *lost, *unseen]
-    faults += [*book.damage, *journal_faults, *lost, *unseen]
-    if latest is None and book.submissions:
-        waiting = None  # the array that these successors follow took the run out of the queue, and its line is lost
-    winner = winner_of(paths, rivals, {attempt.job_id for attempt in story.attempts}) if rivals else None
-    latest = winner or latest
-    submission, index = newest_in(book, latest) or (None, 0)
-    own_jobs = {submission.job_id for submission in book.submissions if submission.job_id is not None}
-    all_jobs = {*jobs, *own_jobs} if own_jobs else jobs  # copied only if there is something to add
-    is_unknown = is_of_unknown_job(story.attempts, submission, all_jobs)
-    if waiting is not None and (is_unknown or lost) and waiting.time < _last_life(paths, story.attempts, heartbeat):
-        waiting = None  # the array that the attempt ran in also took the run out of the queue
-    untold_job = None
-    if is_unknown and submission is None:
-        submission = submission_told_by(story.attempts[-1])
-    elif is_unknown:
-        untold_job = story.attempts[-1].job_id
-        doubts = doubts or [untold_job_doubt(untold_job)]
-    return RunFolder(
-        paths=paths,
-        submission=submission,
-        element=index,
-        job_id=job_of_run(submission, index, turn),
-        attempts=story.attempts,
-        heartbeat=heartbeat,
-        result=read_result(paths.at(RESULT), faults) if DONE in markers else {},
-        markers=markers,
-        waits=None if waiting is None else waiting.reason,
-        faults=tuple(f"{paths.run_id}: {fault}" for fault in faults),
-        doubt=doubts[0] if doubts else None,
-        unread=unread,
-        is_empty=listed == [],
-        untold_job=untold_job,
-        rivals=tuple(rival for rival in rivals if latest is None or rival[0].uuid != latest[0].uuid),
-        is_claimed=winner is not None,
-        held=read_hold(paths.marker(HOLD), unseen).words if HOLD in markers else held,
-        turn=turn,
-        decision=(read_json(paths.at(AFTER), faults) or {}) if AFTER in present and not story.attempts else {},
+    last_life = functools.partial(_last_life, paths, story.attempts, heartbeat)
+    owner = _find_owner(
+        paths, story.attempts, book, latest, waiting, jobs, rivals, last_life=last_life, has_lost=bool(lost)
     )
+    doubts = [*book.damage, *(() if story.is_whole else journal_faults), *lost, *unseen]
+    if owner.untold_job is not None and not doubts:
+        doubts = [untold_job_doubt(owner.untold_job)]
+    faults += [*book.damage, *journal_faults, *lost, *unseen]
+    return RunFolder(
+        paths=paths, submission=owner.submission, element=owner.element, untold_job=owner.untold_job,
+        job_id=job_of_run(owner.submission, owner.element, turn), rivals=owner.rivals, is_claimed=owner.is_claimed,
+        waits=None if owner.waiting is None else owner.waiting.reason,
+        attempts=story.attempts, heartbeat=heartbeat, unread=unread, markers=markers, is_empty=listed == [],
+        result=read_result(paths.at(RESULT), faults) if DONE in markers else {},
+        held=read_hold(paths.marker(HOLD), unseen).words if HOLD in markers else held, turn=turn,
+        decision=(read_json(paths.at(AFTER), faults) or {}) if AFTER in present and not story.attempts else {},
+        doubt=doubts[0] if doubts else None, faults=tuple(f"{paths.run_id}: {fault}" for fault in faults),
+    )  # fmt: skip
 
 
 def job_of_run(submission: Submission | None, index: int, turn: Turn | None) -> str | None:
@@ -217,6 +197,51 @@ def job_of_run(submission: Submission | None, index: int, turn: Turn | None) -> 
     if submission.is_pool:
         return None if turn is None else turn.holder.job_id
     return submission.element_id(index)
+
+
+class _Owner(NamedTuple):
+    """Submission that has a run, as the files of the run and of its sweep show it; fields as in `RunFolder`."""
+
+    submission: Submission | None
+    element: int
+    waiting: Waiting | None
+    untold_job: str | None
+    rivals: tuple[Job, ...]
+    is_claimed: bool
+
+
+def _find_owner(
+    paths: RunPaths, attempts: list[Attempt], book: Ledger, latest: Job | None, waiting: Waiting | None,
+    jobs: Collection[str], rivals: Sequence[Job], *, last_life: Callable[[], float], has_lost: bool,
+) -> _Owner:  # fmt: skip
+    """Return the newest submission of a run, and whether the run still waits in the sweep's own queue.
+
+    Args:
+        paths: paths of the run.
+        attempts: its attempts.
+        book: the run's own submissions, of successor jobs.
+        latest: as for `read_folder`, like `waiting`, `jobs` and `rivals`.
+        waiting: its entry in the sweep's own queue.
+        jobs: ids of all arrays in the sweep's submissions.
+        rivals: all jobs of the newest submission.
+        last_life: the result of `_last_life`, which costs a request.
+        has_lost: True if there is a sign of an attempt whose journal lines are lost.
+    """
+    if latest is None and book.submissions:
+        waiting = None  # the array that these successors follow took the run out of the queue, and its line is lost
+    winner = winner_of(paths, rivals, {attempt.job_id for attempt in attempts}) if rivals else None
+    latest = winner or latest
+    submission, element = newest_in(book, latest) or (None, 0)
+    own_jobs = {successor.job_id for successor in book.submissions if successor.job_id is not None}
+    all_jobs = {*jobs, *own_jobs} if own_jobs else jobs  # copied only if there is something to add
+    is_unknown = is_of_unknown_job(attempts, submission, all_jobs)
+    if waiting is not None and (is_unknown or has_lost) and waiting.time < last_life():
+        waiting = None  # the array that the attempt ran in also took the run out of the queue
+    untold_job = attempts[-1].job_id if is_unknown and submission is not None else None
+    if is_unknown and submission is None:
+        submission = submission_told_by(attempts[-1])
+    others = tuple(rival for rival in rivals if latest is None or rival[0].uuid != latest[0].uuid)
+    return _Owner(submission, element, waiting, untold_job, others, is_claimed=winner is not None)
 
 
 def _is_still_there(paths: RunPaths, faults: Faults) -> bool:
@@ -241,7 +266,7 @@ def _not_seen_yet(paths: RunPaths, listed: Collection[str], attempts: list[Attem
 
 
 def unstarted_folder(
-    paths: RunPaths, latest: tuple[Submission, int] | None, waits: str | None, rivals: Sequence[Job] = (),
+    paths: RunPaths, latest: Job | None, waits: str | None, rivals: Sequence[Job] = (),
     turn: Turn | None = None, removed: str | None = None, held: str | None = None,
 ) -> RunFolder:  # fmt: skip
     """Return the RunFolder of a run that has no folder yet, or that is removed; arguments as for `read_folder`."""

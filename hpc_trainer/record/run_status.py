@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpc_trainer.config.environment import setup_of
 from hpc_trainer.config.schema.cluster import ClusterConfig
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ExitCode
@@ -145,17 +144,7 @@ def status_of(
     """
     state, cause, node = decided
     newest = folder.newest
-    failure: Mapping[str, Any] = {}
-    if ended_before_it_began(folder, state):
-        setup, num_of_environment = ((), 0) if spec.is_lost else setup_of(spec.config["cluster"])
-        failure = words_before_the_worker(folder, setup, num_of_environment, FaultsOf(spec.run_id, faults))
-    elif state is RunState.FAILED and newest is not None:
-        # Written by the first rank that failed: rank 0 may have been killed before it could record the failure.
-        failure = read_failure(folder.paths.failure(newest.attempt), FaultsOf(spec.run_id, faults))
-    if not failure and state.has_failed and folder.is_on_slurm and newest is not None and not newest.has_ended:
-        failure = words_of_death(folder, FaultsOf(spec.run_id, faults))
-    elif cause == KILLED and state is RunState.FAILED and folder.is_on_slurm and not folder.is_in_pool:
-        failure = _with_words_of_slurm(folder, failure, faults)
+    failure = _failure_of(spec, folder, state, cause, faults)
     if failure.get("cause") == OUT_OF_MEMORY:  # Slurm, or the queue, saw only an exit code
         state, cause = RunState.OUT_OF_MEMORY, OUT_OF_MEMORY
     if refused is not None and not state.is_active and state is not RunState.COMPLETED:
@@ -198,6 +187,27 @@ def status_of(
         waits_for=folder.waits_for if state.is_active else None,
         turn=folder.turn if state.is_active else None,
     )
+
+
+def _failure_of(
+    spec: RunSpec, folder: RunFolder, state: RunState, cause: str | None, faults: Faults
+) -> Mapping[str, Any]:
+    """Return the first error that a run recorded, or what the output of its job tells; {} if there is none."""
+    newest, own_faults = folder.newest, FaultsOf(spec.run_id, faults)
+    failure: Mapping[str, Any] = {}
+    if ended_before_it_began(folder, state):
+        from hpc_trainer.config.environment import setup_of  # loads all sections of the configuration
+
+        setup, num_of_environment = ((), 0) if spec.is_lost else setup_of(spec.config["cluster"])
+        failure = words_before_the_worker(folder, setup, num_of_environment, own_faults)
+    elif state is RunState.FAILED and newest is not None:
+        # Written by the first rank that failed: rank 0 may have been killed before it could record the failure.
+        failure = read_failure(folder.paths.failure(newest.attempt), own_faults)
+    if not failure and state.has_failed and folder.is_on_slurm and newest is not None and not newest.has_ended:
+        return words_of_death(folder, own_faults)
+    if cause == KILLED and state is RunState.FAILED and folder.is_on_slurm and not folder.is_in_pool:
+        return _with_words_of_slurm(folder, failure, faults)
+    return failure
 
 
 def _with_words_of_slurm(folder: RunFolder, failure: Mapping[str, Any], faults: Faults) -> Mapping[str, Any]:

@@ -221,23 +221,8 @@ def ask_slurm(
         )
         return dataclasses.replace(named, unnamed=None)
     view = SchedulerView(queue, {}, asked_time=begin, cache_age_s=age_s)
-    _take_rivals(folders, asked, queue)
-    _take_found_jobs(folders, asked, queue)
-    left = [run_id for run_id in asked if not view.is_in_queue(folders[run_id]) and not folders[run_id].is_settled]
-    if left and not look_anew(sweep.folder):  # finds folders of runs that began since the last listing
-        raise went_away(sweep)
-    for run_id in left:
-        folders[run_id] = read(run_id)  # now shows the files that the run wrote at its end
-    _take_rivals(folders, left, queue)
-    left = [run_id for run_id in left if not folders[run_id].is_settled and not view.is_in_queue(folders[run_id])]
-    try:
-        gone = [(_asked_job(folder), folder.submission) for folder in map(folders.__getitem__, left)]
-        jobs = {array_of(job_id): submission.time for job_id, submission in gone if job_id and submission}
-        rows = read_accounting(jobs, min(jobs.values(), default=begin))
-        view = SchedulerView(queue, rows, asked_time=begin, cache_age_s=age_s)
-    except SlurmError as error:
-        notes.append(f"sacct did not answer ({error}): runs that left the queue are UNKNOWN until it does.")
-        view = SchedulerView(queue, None, asked_time=begin, cache_age_s=age_s)
+    left = _read_again(sweep, folders, asked, view, read)
+    view = dataclasses.replace(view, accounting=_rows_of([folders[run_id] for run_id in left], begin, notes))
     if left:
         view = dataclasses.replace(view, remembered=remembered, unread=damage[0] if damage.refusal else None)
     if not is_second and any(_rests_on_a_missing_row(folders[run_id], view) for run_id in left):
@@ -246,6 +231,43 @@ def ask_slurm(
             sweep, folders, read, notes, faults, must_ask=must_ask, is_look=is_look, is_second=True
         )  # fmt: skip
     return _with_cluster(view, [folders[run_id] for run_id in left])
+
+
+def _read_again(
+    sweep: SweepPaths, folders: dict[str, RunFolder], run_ids: Sequence[str], view: SchedulerView,
+    read: Callable[[str], RunFolder],
+) -> list[str]:  # fmt: skip
+    """Read the folders of runs that are not in the queue again, and return those whose files do not record the end.
+
+    Raises:
+        RunStateError: the sweep's folder disappeared in the meantime.
+    """
+    queue = view.queue or {}
+    _take_rivals(folders, run_ids, queue)
+    _take_found_jobs(folders, run_ids, queue)
+    left = _not_in_queue(folders, run_ids, view)
+    if left and not look_anew(sweep.folder):  # finds folders of runs that began since the last listing
+        raise went_away(sweep)
+    for run_id in left:
+        folders[run_id] = read(run_id)  # now shows the files that the run wrote at its end
+    _take_rivals(folders, left, queue)
+    return _not_in_queue(folders, left, view)
+
+
+def _not_in_queue(folders: Mapping[str, RunFolder], run_ids: Iterable[str], view: SchedulerView) -> list[str]:
+    """Return the runs that the queue does not have, and whose files do not record the end."""
+    return [run_id for run_id in run_ids if not (view.is_in_queue(folders[run_id]) or folders[run_id].is_settled)]
+
+
+def _rows_of(folders: Iterable[RunFolder], now: float, notes: list[str]) -> Mapping[str, AccountingEntry] | None:
+    """Return the accounting's rows for the jobs of these runs; None, with a note, if it did not answer."""
+    gone = [(_asked_job(folder), folder.submission) for folder in folders]
+    jobs = {array_of(job_id): submission.time for job_id, submission in gone if job_id and submission}
+    try:
+        return read_accounting(jobs, min(jobs.values(), default=now))
+    except SlurmError as error:
+        notes.append(f"sacct did not answer ({error}): runs that left the queue are UNKNOWN until it does.")
+        return None
 
 
 def _asked_job(folder: RunFolder) -> str | None:

@@ -158,7 +158,7 @@ def plan_search(defined: Defined) -> SearchPlan:
 
 def _search_plan(defined: Defined, plan: SweepPlan) -> SearchPlan:
     """Return the plan of a search from the plan of a run of it, which has the shape and environment of all trials."""
-    from hpc_trainer.launch.plan import ArrayPlan
+    from hpc_trainer.launch.arrays import ArrayPlan
     from hpc_trainer.launch.pools import slot_shape
     from hpc_trainer.launch.searches import SearchPlan
 

@@ -10,7 +10,8 @@ import pytest
 import hpc_trainer
 from hpc_trainer.errors import ConfigError, RunStateError, SlurmError
 from hpc_trainer.launch.grids import retry
-from hpc_trainer.launch.plan import SweepPlan, known_of
+from hpc_trainer.launch.known import known_of
+from hpc_trainer.launch.plan import SweepPlan
 from hpc_trainer.launch.searches import SearchPlan, SubmittedSearch
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.metrics import MetricsLog

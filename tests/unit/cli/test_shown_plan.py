@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.cli.show_plan import print_plan
-from hpc_trainer.launch.plan import Known, build_plan
+from hpc_trainer.launch.known import Known
+from hpc_trainer.launch.plan import build_plan
 from hpc_trainer.record.states import RunState
 from tests.unit.launch.grids import make_grid
 from tests.unit.record.builders import make_specs

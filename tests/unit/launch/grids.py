@@ -8,7 +8,8 @@ from pathlib import Path
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.launch.freeze import Grid
 from hpc_trainer.launch.grids import submit_grid
-from hpc_trainer.launch.plan import Known, SweepPlan, build_plan
+from hpc_trainer.launch.known import Known
+from hpc_trainer.launch.plan import SweepPlan, build_plan
 from hpc_trainer.launch.submit import SubmittedArray
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.spec import RunSpec

@@ -7,7 +7,7 @@ import dataclasses
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_trainer.launch.plan import ActiveArray, ArrayPlan, Fitted, fit
+from hpc_trainer.launch.arrays import ActiveArray, ArrayPlan, Fitted, fit
 from hpc_trainer.slurm.limits import Limits, SubmitCap
 from tests.unit.record.builders import make_specs
 

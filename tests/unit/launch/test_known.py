@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.launch.plan import Known, known_of
+from hpc_trainer.launch.known import Known, known_of
 from hpc_trainer.record.files import write_json
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.submissions import write_confirmation, write_intent

@@ -9,7 +9,8 @@ from types import MappingProxyType
 import pytest
 
 from hpc_trainer.config.rules.cluster_rules import site_notes
-from hpc_trainer.launch.plan import Known, SweepPlan, build_plan, clear_exit_codes, specs_to_write, timeless
+from hpc_trainer.launch.known import Known, timeless
+from hpc_trainer.launch.plan import SweepPlan, build_plan, clear_exit_codes, specs_to_write
 from hpc_trainer.record.states import RunState
 from hpc_trainer.slurm.limits import Limits, NodeGroup, Partition
 from tests.composed import composed

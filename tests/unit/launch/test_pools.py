@@ -10,7 +10,8 @@ import pytest
 
 from hpc_trainer.config.schema.cluster import BudgetConfig
 from hpc_trainer.launch.freeze import freeze_grid
-from hpc_trainer.launch.plan import Known, SweepPlan, build_plan
+from hpc_trainer.launch.known import Known
+from hpc_trainer.launch.plan import SweepPlan, build_plan
 from hpc_trainer.launch.pools import pack, slot_shape
 from hpc_trainer.record.spec import RunSpec
 from hpc_trainer.record.states import RunState

@@ -20,7 +20,7 @@ from hpc_trainer.record.states import HOLD, RunState
 from hpc_trainer.record.status import read_status
 from hpc_trainer.record.submissions import read_submissions
 from hpc_trainer.slurm.jobs import hold_jobs
-from hpc_trainer.worker.conclude import Action, StopFacts, decide_stop
+from hpc_trainer.worker.decide import Action, StopFacts, decide_stop
 from hpc_trainer.worker.line import Canary, end_well, fingerprint, stop_the_line
 from tests.unit.launch.grids import make_grid
 from tests.unit.record.builders import make_specs

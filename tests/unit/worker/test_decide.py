@@ -14,7 +14,7 @@ from hpc_trainer.errors import ExitCode
 from hpc_trainer.record.states import RunState
 from hpc_trainer.runtime.pace import SIGNAL_SLACK_S
 from hpc_trainer.slurm.terms import AT_WORK
-from hpc_trainer.worker.conclude import (
+from hpc_trainer.worker.decide import (
     Action,
     Answer,
     Decision,

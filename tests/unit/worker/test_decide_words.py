@@ -8,7 +8,7 @@ import pytest
 
 from hpc_trainer.errors import ExitCode
 from hpc_trainer.record.states import RunState
-from hpc_trainer.worker.conclude import (
+from hpc_trainer.worker.decide import (
     Action,
     Answer,
     Decision,

@@ -11,7 +11,8 @@ from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.rules.validate import find_problems, validate
 from hpc_trainer.config.schema.optim import LrScaling, lr_factor, peak_lr, scaling_line
 from hpc_trainer.launch.freeze import freeze_grid
-from hpc_trainer.launch.plan import Known, build_plan
+from hpc_trainer.launch.known import Known
+from hpc_trainer.launch.plan import build_plan
 from tests.unit.record.builders import make_config
 
 
