@@ -1,8 +1,8 @@
 """A stand-in for NVIDIA's MPS control program, for machines without a GPU: it records its calls, and answers them.
 
-It is written as a shell script `nvidia-cuda-mps-control` into a folder that a test puts first on PATH. `-d` leaves a
-daemon behind, whose process id is in the folder of pipes; the commands that it knows come on standard input. What
-CUDA would do with the service is not imitated.
+It is written as a shell script `nvidia-cuda-mps-control` into a folder that a test puts first on PATH, with an
+`nvidia-smi` that names eight GPUs. `-d` leaves a daemon behind, whose process id is in the folder of pipes. Commands
+come on standard input. What CUDA would do with the service is not imitated.
 """
 
 from __future__ import annotations
@@ -39,4 +39,7 @@ def write_stand_in(folder: Path, fails: str = "nothing") -> Path:
     program = folder / "nvidia-cuda-mps-control"
     program.write_text(_SCRIPT.format(told=told, fails=fails))
     program.chmod(0o755)
+    smi = folder / "nvidia-smi"
+    smi.write_text('#!/bin/sh\nfor gpu in 0 1 2 3 4 5 6 7; do echo "$gpu, GPU-0000000$gpu"; done\n')
+    smi.chmod(0o755)
     return told

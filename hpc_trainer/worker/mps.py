@@ -197,7 +197,8 @@ def _names(gpus: Sequence[str]) -> dict[str, str]:
         told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_COMMAND_S).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise NoServiceError(f"the UUIDs of GPUs {', '.join(unique)} are not known: {error}") from error
-    uuids = dict(tuple(part.strip() for part in line.split(",")) for line in told.splitlines() if line.count(",") == 1)
+    pairs = (line.partition(",") for line in told.splitlines())
+    uuids = {index.strip(): uuid.strip() for index, _, uuid in pairs}
     missing = [name for name in unique if name.isdecimal() and not uuids.get(name)]
     if missing:
         raise NoServiceError(f"nvidia-smi knows no UUID of GPU {', '.join(missing)}")
