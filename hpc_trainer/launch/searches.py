@@ -64,11 +64,14 @@ class SearchPlan(SweepPlan):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmittedSearch(Submitted):
-    """Result of the submit of a search. `arrays` has its slots; it is empty if slots of an earlier submit work."""
+    """Result of the submit of a search.
+
+    `arrays` has its slots; it is empty if slots of an earlier submit work, or no trial is left.
+    """
 
     plan: SearchPlan
     job_id: str
-    """Job of the slots, or their process without Slurm."""
+    """Job of the slots, or their process without Slurm; "" if no trial is left and nothing was submitted."""
 
     @property
     def num_submitted(self) -> int:

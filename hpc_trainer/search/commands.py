@@ -85,19 +85,32 @@ class SearchKind:
         name, settings = defined.sweep.name, defined.search.settings
         if as_json and not wait:
             drawn = _count(defined)  # slots may have drawn trials since
-            print_json({"sweep": name, "trials": settings.trials, "drawn": drawn, "job_id": done.job_id})
+            print_json({"sweep": name, "trials": settings.trials, "drawn": drawn, "job_id": done.job_id or None})
             return
         if not as_json:
-            slots, per_node = slots_of(defined.search)
-            slots_text = f"{slots} slot(s)" + (f" with {per_node} places each" if per_node > 1 else "")
-            say(f"Search {name}: {settings.trials} trials, drawn as trials end, by {slots_text} of job {done.job_id}.")
+            say(f"Search {name}: {_submitted(defined, done)}")
         if wait:
             _wait(defined, done.job_id, as_json=as_json)
         elif not as_json:
-            print_next(f"status --watch {name}")
+            print_next(f"status --watch {name}" if done.job_id else f"best {name}")
 
 
 KIND = SearchKind()
+
+
+def _submitted(defined: Defined, done: SubmittedSearch) -> str:
+    """Return what a submit did, as a sentence."""
+    trials = defined.search.settings.trials
+    if not done.job_id:
+        return (
+            f"{done.num_already} trials were drawn and have ended; nothing is left to submit. For more trials repeat "
+            "the command with a larger search.trials."
+        )
+    if not done.arrays:
+        return f"{trials} trials; the slots of job {done.job_id}, which an earlier submit started, draw them."
+    slots, per_node = slots_of(defined.search)
+    places = f" with {per_node} places each" if per_node > 1 else ""
+    return f"{trials} trials, drawn as trials end, by {slots} slot(s){places} of job {done.job_id}."
 
 
 def _defined(given: Given, chosen: Chosen) -> Defined:
@@ -124,6 +137,9 @@ def _problems(defined: Defined) -> list[str]:
             f"the sweep {sweep.name} has another search: {change}. Repeat the old values, or give this search a "
             f"sweep_name of its own; with search.from={sweep.name} its sampler knows the old trials."
         )
+    reason = None if old is None or change is not None else stop_reason(defined.search, _known(defined), sweep.name)
+    if reason is not None:
+        problems.append(f"the search has stopped: {reason}")
     if defined.search.bases[0].spec.shape.num_nodes > 1:
         problems.append("hardware.num_nodes: a trial of a search is on one node. Use hardware.num_nodes=1.")
     return problems
@@ -132,6 +148,10 @@ def _problems(defined: Defined) -> list[str]:
 def _sample(defined: Defined) -> Grid:
     """Return a grid of one run, which has the shape and environment of all trials."""
     return dataclasses.replace(defined.grid, specs=(defined.search.bases[0].spec,))
+
+
+def _known(defined: Defined) -> list[Trial]:
+    return Trials(defined.sweep, defined.search).read()
 
 
 def _count(defined: Defined) -> int:
@@ -185,7 +205,7 @@ def _search_plan(defined: Defined, plan: SweepPlan) -> SearchPlan:
 def submit_search(defined: Defined) -> SubmittedSearch:
     """Write search.json and submit the search's pool.
 
-    A repeated call with the same search submits slots only if none wait or work.
+    A repeated call with the same search submits slots only if none wait or work, and a trial is left.
 
     Raises:
         ConfigError: the search cannot be submitted; nothing was written.
@@ -217,6 +237,8 @@ def submit_search(defined: Defined) -> SubmittedSearch:
         at_work = slots_at_work(sweep)
         if at_work is not None:
             return SubmittedSearch(plan=plan, job_id=at_work.job_id or "")
+        if is_over(defined.search, _known(defined)):
+            return SubmittedSearch(plan=plan, job_id="")
         array = submit_source(of_sample, plan.arrays[0], SOURCE)
         return SubmittedSearch(plan=plan, outcome=Outcome(arrays=(array,)), job_id=array.job_id)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.searches import slots_at_work
 from hpc_trainer.record.files import make_folder
 from hpc_trainer.record.layout import RunPaths
@@ -15,10 +16,11 @@ from hpc_trainer.record.processes import process_name
 from hpc_trainer.record.states import LEAVING, RunState
 from hpc_trainer.record.submissions import Submission, read_submissions, write_confirmation, write_intent
 from hpc_trainer.record.turns import Holder, Turns, pool_job, slot_folder, slot_name
-from hpc_trainer.search.commands import SOURCE
+from hpc_trainer.search.commands import SOURCE, plan_search, submit_search
+from hpc_trainer.search.define import define
 from hpc_trainer.search.folder import write_search
 from hpc_trainer.search.pool_runs import SearchRuns
-from tests.unit.search.searches import SearchOnDisk
+from tests.unit.search.searches import LR, WORDS, SearchOnDisk
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
 
@@ -106,3 +108,23 @@ def test_on_slurm_a_slot_that_has_announced_its_end_does_not_count(tmp_path: Pat
         folder.marker(LEAVING).write_text(f"{time.time()}\n")
     assert slots_at_work(disk.paths) is None
     assert slots_at_work(disk.paths, may_leave=True) == pool
+
+
+def test_a_search_that_has_stopped_is_refused_with_the_reason_and_one_that_is_over_submits_nothing(
+    tmp_path: Path,
+) -> None:
+    words = ("search=random", "search.trials=1")
+    disk = SearchOnDisk(tmp_path, *words)
+    chosen = disk.next()
+    assert chosen is not None
+    disk.completes(chosen.spec.run_id, None, acc=0.5)
+    defined = define([*WORDS, f"paths.runs_dir={tmp_path}", *words, LR])
+    (problem,) = plan_search(defined).problems
+    assert problem.startswith(f"the search has stopped: trial 0 ({chosen.spec.run_id}) has no eval_loss; it has acc.")
+    with pytest.raises(ConfigError, match="the search has stopped"):
+        submit_search(defined)
+    (disk.paths.run(chosen.spec.run_id).folder / "result.json").unlink()
+    disk.completes(chosen.spec.run_id, 0.5)
+    assert plan_search(defined).problems == ()
+    assert submit_search(defined).job_id == ""
+    assert read_submissions(disk.paths) == []
