@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_trainer.config.load import PASSED_OVER
+from hpc_trainer.config.schema.key import PASSED_OVER
 from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.record.files import append_texts, claim, make_folder
 from hpc_trainer.record.layout import SweepPaths, is_run_id
