@@ -345,7 +345,7 @@ def _notes(plan: SweepPlan, arrays: Sequence[ArrayPlan], packing_notes: Iterable
     yield from dict.fromkeys(_limit_notes(arrays, known, limits))
     yield from dict.fromkeys(_whole_node_notes(arrays, limits))
     yield from _name_notes(grid.specs)
-    too_large = (memory_line(spec.config, spec.shape.world_size) for spec in grid.specs)
+    too_large = (memory_line(spec.config, spec.shape.world_size, spec.per_gpu) for spec in grid.specs)
     yield from first_few((scaling_line(spec.config) for spec in grid.specs), _MOST_LRS, "learning rates are scaled")
     yield from first_few(too_large, _MOST_MODELS, "models do not fit")
     yield from first_few((_tracker_line(spec.config) for spec in grid.specs), _MOST_TRACKERS, "trackers")

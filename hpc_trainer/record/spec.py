@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_trainer.config.load import PASSED_OVER
-from hpc_trainer.config.schema.cluster import runs_per_gpu
+from hpc_trainer.config.schema.key import PASSED_OVER
 from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.record.files import append_texts, claim, make_folder
 from hpc_trainer.record.layout import SweepPaths, is_run_id
@@ -138,7 +137,8 @@ class RunSpec:
     @property
     def per_gpu(self) -> int:
         """Number of runs that share the GPU of this one in a pool; 1 if it has its own."""
-        return runs_per_gpu(self.config)
+        pool = self.config.get("pool") or {}
+        return int(pool.get("per_gpu", 1)) if pool.get("jobs") is not None else 1
 
     @property
     def gpu_hours(self) -> float:

@@ -11,7 +11,6 @@ from hpc_trainer.config.gpu_types import find_gpu_type
 from hpc_trainer.config.load import section_from_plain
 from hpc_trainer.config.mesh import divisors, num_parts
 from hpc_trainer.config.rules.validate import find_problems
-from hpc_trainer.config.schema.cluster import runs_per_gpu
 from hpc_trainer.config.schema.model import CustomModelConfig, GptConfig, Positions
 from hpc_trainer.config.schema.parallel import FORMATS, Dtype, FsdpDtype, Strategy
 from hpc_trainer.config.schema.train import AUTO, Recompute, TrainConfig
@@ -21,12 +20,17 @@ from hpc_trainer.config.table.choice import holds, is_there
 _MOMENT_BYTES = 4
 
 
-def memory_line(plain: Mapping[str, Any], world_size: int) -> str | None:
-    """Return a line if a frozen configuration cannot fit the largest GPU of its type; None if it may, or if unknown."""
+def memory_line(plain: Mapping[str, Any], world_size: int, per_gpu: int = 1) -> str | None:
+    """Return a line if a frozen configuration cannot fit the largest GPU of its type; None if it may, or if unknown.
+
+    Args:
+        plain: the configuration.
+        world_size: number of ranks.
+        per_gpu: number of runs that share each GPU and its memory.
+    """
     name = plain["hardware"]["gpu_type"]
     gpu = find_gpu_type(name)
     least = None if gpu is None else least_bytes(plain, world_size)
-    per_gpu = runs_per_gpu(plain)
     if gpu is None or least is None or least <= gpu.memory_gb[-1] * 1e9 / per_gpu:
         return None
     sizes = " or ".join(map(str, gpu.memory_gb))

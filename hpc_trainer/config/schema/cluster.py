@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -325,12 +324,6 @@ class PoolConfig:
     mps: Mps = key(Mps.auto, only_with("pool.jobs"))
     """NVIDIA's Multi-Process Service for runs that share a GPU. auto: a slot starts it if its node has it. on: a slot
     on a node without it fails. off: no slot starts it, and the runs take turns on the GPU."""
-
-
-def runs_per_gpu(plain: Mapping[str, Any]) -> int:
-    """Return how many runs share a GPU by a frozen configuration; 1 if the run has its own."""
-    pool = plain.get("pool") or {}
-    return int(pool.get("per_gpu", 1)) if pool.get("jobs") is not None else 1
 
 
 class SnapshotMode(str, enum.Enum):

@@ -537,6 +537,17 @@ def test_the_command_line_imports_nothing_heavy() -> None:
     assert _run("-c", code).stdout == "[]\n"
 
 
+@pytest.mark.parametrize("verb", ["status", "results", "cancel"])
+def test_texts_and_paths_of_a_command_line_need_no_pydantic(tmp_path: Path, verb: str) -> None:
+    code = (
+        "import atexit, sys; atexit.register(lambda: print('pydantic' in sys.modules)); "
+        "from hpc_trainer.cli.main import main; main()"
+    )
+    ran = _run("-c", code, verb, "no-such-sweep", "--runs-dir", str(tmp_path), "--where", "seed<1")
+    assert ran.stdout == "False\n"
+    assert f"{tmp_path} holds no sweep" in ran.stderr
+
+
 def test_no_verb_of_the_login_node_imports_torch(runs_dir: Path, fake_slurm: FakeSlurm) -> None:
     code = (
         "import sys\nfrom hpc_trainer.cli.main import main\n"
