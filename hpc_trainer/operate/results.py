@@ -218,7 +218,7 @@ def result_table(status: SweepStatus, *, typed: bool = False, best: bool = False
     logged = dict.fromkeys(name for metrics, _ in newest.values() for name in metrics)
     taken = _OURS.union(*(columns.names for columns in contributed), names)
     taken |= {f"{name}{end}" for name in logged for end in (BEST, BEST_STEP, STD)}
-    columns = {name: f"{TOLD}{name}" if name in taken else name for name in logged}
+    columns = named_apart(logged, taken)
     if typed:
         axes = {run.run_id: typed_axes(run.spec, axes[run.run_id]) for run in runs}
     codes = {run.run_id: run.submission.code for run in runs if run.submission is not None}
@@ -239,6 +239,11 @@ def result_table(status: SweepStatus, *, typed: bool = False, best: bool = False
         status.summaries.save()
     costs = [*_COSTS, *(name for domain in contributed for name in sorted(domain.sums))]
     return ResultTable(rows=rows, axes=names, metrics=list(columns.values()), costs=costs, kept=kept)
+
+
+def named_apart(metrics: Iterable[str], taken: Collection[str]) -> dict[str, str]:
+    """Return the column of each metric: its name, with the prefix TOLD if another column has that name."""
+    return {name: f"{TOLD}{name}" if name in taken else name for name in metrics}
 
 
 def kept_by(specs: Iterable[RunSpec]) -> CheckpointConfig:

@@ -291,7 +291,7 @@ def _job_of(run: RunStatus) -> str | None:
 def metric_of(specs: Iterable[RunSpec]) -> str | None:
     """Return the metric by which the best of these runs is chosen; None if it is not known before they end.
 
-    It is `checkpoint.keep_best` of the runs, else eval_accuracy or eval_loss, as `results` chooses.
+    It is `checkpoint.keep_best` of the runs, else a metric of their task, as `results` chooses.
     """
     for spec in specs:
         if spec.is_lost:
