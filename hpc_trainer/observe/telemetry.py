@@ -61,7 +61,8 @@ class Device:
     power_w: float | None = None
     power_limit_w: float | None = None
     energy_j: float | None = None
-    """Energy since the attempt began, by the device's counter or else its summed power."""
+    """Energy since the attempt began, by the device's counter or else its summed power; of a GPU that runs of a pool
+    share, the run's share."""
     sm_clock_mhz: int | None = None
     mem_clock_mhz: int | None = None
     throttle: tuple[str, ...] | None = None

@@ -164,7 +164,7 @@ def _decide_without_slots(folder: RunFolder, view: SchedulerView) -> End:
     if current is None:
         return (RunState.PREEMPTED if folder.attempts else RunState.NEW), view.slot_failure(folder), None
     if current.has_ended:
-        return current.state or RunState.PREEMPTED, current.cause, None
+        return current.state or RunState.PREEMPTED, view.slot_failure(folder) or current.cause, None
     row = view.row_of(folder)
     if row is None or row.state in terms.NOT_ENDED:
         quiet_s = view.asked_time - last_sign(folder)
@@ -194,7 +194,7 @@ def _decide_local_pool(folder: RunFolder, view: SchedulerView) -> End:
     if current is None:
         return (RunState.PREEMPTED if folder.attempts else RunState.NEW), view.slot_failure(folder), None
     if current.has_ended:
-        return current.state or RunState.PREEMPTED, current.cause, None
+        return current.state or RunState.PREEMPTED, view.slot_failure(folder) or current.cause, None
     return RunState.NODE_FAIL, "its processes are gone without a recorded end", None
 
 

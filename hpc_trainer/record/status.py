@@ -39,7 +39,17 @@ from hpc_trainer.record.submissions import (
     rivals_of_each_run,
 )
 from hpc_trainer.record.summaries import Summaries
-from hpc_trainer.record.turns import Stuck, Turn, Turns, is_slot, living_slots, pool_job, read_turn, slot_name
+from hpc_trainer.record.turns import (
+    Stuck,
+    Turn,
+    Turns,
+    is_slot,
+    living_slots,
+    pool_job,
+    read_turn,
+    slot_failure,
+    slot_name,
+)
 from hpc_trainer.slurm.commands import has_slurm
 from hpc_trainer.slurm.queue import array_of, find_by_uuid
 from hpc_trainer.slurm.terms import NOT_BEGUN, PENDING, explain_reason
@@ -56,6 +66,8 @@ class PoolStatus:
     """Slurm's term for the reason why the first waiting slot waits."""
     busy: int = 0
     """Places that have a run."""
+    failure: str | None = None
+    """Reason why one of its slots could not begin."""
 
     @property
     def places(self) -> int:
@@ -72,6 +84,7 @@ class PoolStatus:
         if self.waiting:
             why = "" if self.reason is None else f" ({self.reason}: {explain_reason(self.reason).says})"
             parts.append(f"{len(self.waiting)} wait(s) in the queue{why}")
+        parts += [self.failure] if self.failure is not None else []
         return f"Pool {pool_job(self.submission)}: {', '.join(parts)}"
 
 
@@ -357,6 +370,7 @@ def _pools(sweep: SweepPaths, ledger: Ledger, view: SchedulerView, turns: Mappin
             yield PoolStatus(
                 submission=pool, at_work=tuple(at_work), waiting=tuple(entry.job_id for entry in waiting),
                 reason=waiting[0].reason or None if waiting else None, busy=sum(busy[slot] for slot in own),
+                failure=slot_failure(sweep, pool),
             )  # fmt: skip
 
 

@@ -83,7 +83,7 @@ def start_service(mode: Mps, gpus: Sequence[str]) -> Service | None:
         if mode is Mps.on:
             raise ConfigError(
                 f"pool.mps=on: {os.uname().nodename} cannot give its runs NVIDIA's Multi-Process Service: {error}. Use "
-                "pool.mps=auto, with which they take turns on the GPU there, or nodes that have it."
+                "pool.mps=auto (the runs then take turns on the GPU), or nodes that have it."
             ) from error
         print(f"runs take turns on their GPU, without NVIDIA's Multi-Process Service: {error}.", flush=True)
         return None

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.journals import journal_records
+from tests.mps_stand_in import write_stand_in
 from tests.slurm.driver import Driver
 from tests.slurm.testbed.cluster import SlurmCluster
 
@@ -172,6 +173,46 @@ def test_places_beside_each_other_have_their_own_gpus_and_cores(driver: Driver) 
     ends = [json.loads(line) for line in (slot / "ends.jsonl").read_text().splitlines()]
     times = sorted((end["time"] - end["seconds"], end["time"]) for end in ends)
     assert times[-1][0] < times[0][1], "they were not beside each other"
+
+
+def test_runs_share_gpus_by_a_service_that_ends_with_their_slot(driver: Driver) -> None:
+    """Two slots of two GPUs and four places, one run that fails; then a slot that is cancelled."""
+    told = write_stand_in(driver.folder / "bin")
+    show = (
+        "sh -c 'echo $CUDA_VISIBLE_DEVICES $CUDA_MPS_PIPE_DIRECTORY > {run.dir}/told; test {seed} != 1 || exit 3; "
+        "sleep {params.s}'"
+    )
+    words = (
+        "hardware=testbed_x1", "--command", show, "pool.per_node=4", "pool.per_gpu=2", "pool.mps=on",
+        f"cluster.setup=['export PATH={driver.folder}/bin:$PATH']",
+    )  # fmt: skip
+    planned = driver.run("plan", "cluster=testbed", *words, "seed=range(0,8)", "params.s=3", "pool.jobs=2").stdout
+    assert "2 slot(s) of 4 place(s), 2 on each GPU: 2 job(s) instead of 8, with 2 GPU(s)" in planned
+    driver.submit(*words, "seed=range(0,8)", "params.s=3", "pool.jobs=2", "sweep_name=share")
+    rows = driver.wait_for_states("share", "COMPLETED", "FAILED")
+    assert Counter(row["state"] for row in rows.values()) == {"COMPLETED": 7, "FAILED": 1}
+    driver.slurm.wait_for(lambda: told.read_text().splitlines().count("quit") == 2, 60, "the ends of the services")
+    starts = [line.split() for line in told.read_text().splitlines() if line.startswith("start ")]
+    gpus = {pipes: names.split(",") for _, names, pipes, _ in starts}
+    assert [len(names) for names in gpus.values()] == [2, 2], "each slot has a service of its own, for its two GPUs"
+    for folder in _folders(driver, "share"):
+        (claim,) = (json.loads(path.read_text()) for path in (folder.parent / "turns").glob(f"{folder.name}.*"))
+        ((gpu, pipes),) = (line.split() for line in _told(folder))
+        assert gpu == gpus[pipes][claim["place"] // 2]
+    begun = [start for folder in _folders(driver, "share") for start in journal_records(folder, "start")]
+    assert {start["per_gpu"] for start in begun} == {2}
+    used = sum(row["gpu_hours"] for row in driver.json("results", "share"))
+    assert used == pytest.approx(sum(row["wall_s"] for row in rows.values()) / 2 / 3600, abs=0.0005)
+    (use,) = driver.json("usage", "share")
+    assert use["gpu_hours_used"] - use["gpu_hours_idle"] == pytest.approx(used, abs=0.004), "turns are a little longer"
+
+    told.unlink()
+    driver.submit(*words, "seed=range(2,6)", "params.s=600", "pool.jobs=1", "sweep_name=cancelled")
+    driver.slurm.wait_for(lambda: len(_folders(driver, "cancelled")) == 4, 120, "the runs of the slot")
+    driver.run("cancel", "cancelled")
+    driver.slurm.wait_for(lambda: told.read_text().splitlines()[-1] == "quit", 120, "the end of the service")
+    pipes = Path(told.read_text().split()[2])
+    driver.slurm.wait_for(lambda: not pipes.parent.exists(), 30, "the end of its folder")
 
 
 def test_more_places_than_a_node_has_are_refused_with_the_most_that_fit(driver: Driver) -> None:

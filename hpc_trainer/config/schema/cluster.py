@@ -321,7 +321,7 @@ class PoolConfig:
     per_gpu: int = key(1, only_with("pool.jobs"), limits="≥ 1")
     """Number of these runs that share one GPU; runs with one GPU each. per_node is a multiple of it, or 1, which then
     means the runs of one GPU."""
-    mps: Mps = key(Mps.auto, only_with("pool.jobs"))
+    mps: Mps = key(Mps.auto, only_with("pool.per_gpu"))
     """NVIDIA's Multi-Process Service for runs that share a GPU. auto: a slot starts it if its node has it. on: a slot
     on a node without it fails. off: no slot starts it, and the runs take turns on the GPU."""
 

@@ -88,6 +88,28 @@ def test_a_program_pauses_at_rungs_and_continues_from_its_own_checkpoint(local: 
     )
 
 
+def test_trials_of_a_search_share_gpus(local: LocalDriver) -> None:
+    shutil.copy(RUNGS / "work.py", local.folder)
+    command = "sh -c 'echo $CUDA_VISIBLE_DEVICES > {run.dir}/told; python work.py {params.lr} {run.checkpoints}'"
+    words = (
+        "--command", command, "hardware=gpu_x1", "search=random", "search.metric=loss", "search.trials=6",
+        "sweep_name=shared", "params.lr=tag(log,interval(1e-4,1e-1))", "pool.jobs=1", "pool.per_node=4",
+    )  # fmt: skip
+    planned = local.run("plan", *words, "pool.per_gpu=2").stdout
+    assert "6 trials, 4 at a time" in planned
+    assert "1 GPU(s) a node shared by 2 trials, 60 min. At most 3.0 GPU-hours" in planned
+    refused = local.run("plan", *words, "pool.per_gpu=3", check=False)
+    assert refused.returncode == 2
+    assert "Use pool.per_node=3 or 6." in refused.stderr
+    local.run("submit", *words, "pool.per_gpu=2", "--wait")
+    rows = local.json("results", "shared")
+    assert [row["state"] for row in rows] == ["COMPLETED"] * 6
+    told = [(local.runs / "shared" / row["run_id"] / "output" / "told").read_text().strip() for row in rows]
+    assert told[:4] == ["0", "0", "1", "1"]
+    for row in rows:
+        assert row["gpu_hours"] == pytest.approx(row["wall_s"] / 2 / 3600, abs=2e-4)
+
+
 def test_more_trials_continue_a_search_and_another_space_is_refused(local: LocalDriver) -> None:
     words = (*WORDS, "search=random", "sweep_name=more")
     local.run("submit", *words, "search.trials=2", LR, "--wait")

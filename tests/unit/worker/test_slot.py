@@ -29,9 +29,9 @@ from hpc_trainer.record.processes import process_name
 from hpc_trainer.record.run_figures import gpu_hours, wall_s
 from hpc_trainer.record.spec import RunSpec, read_specs
 from hpc_trainer.record.states import DONE, HOLD, POOL, RunState
-from hpc_trainer.record.status import read_status
+from hpc_trainer.record.status import PoolStatus, read_status
 from hpc_trainer.record.submissions import Submission, read_submissions, write_confirmation, write_intent
-from hpc_trainer.record.turns import Holder, Turns, pool_job, read_turn, slot_folder, slot_name, use_of
+from hpc_trainer.record.turns import Holder, Turns, pool_job, read_turn, slot_failure, slot_folder, slot_name, use_of
 from hpc_trainer.runtime.pace import JOB_START
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag
@@ -460,6 +460,9 @@ def test_a_slot_without_the_service_that_it_must_have_fails_and_its_runs_say_why
         r"slot pool-\w+_0 of its pool failed: pool\.mps=on: \S+ cannot give its runs NVIDIA's Multi-Process Service: "
         r"there is no nvidia-cuda-mps-control on PATH\. Use pool\.mps=auto, .*", run.cause,
     )  # fmt: skip
+    assert slot_failure(sweep.paths, pool) == run.cause
+    other = PoolStatus(submission=pool, at_work=("pool-1_1",), failure=run.cause)
+    assert other.words.endswith(run.cause), "other slots work on"
     why = explain(status, run)
     assert why.verdict == "It has not begun: no slot of its pool could begin."
     assert run.cause in why.evidence

@@ -30,7 +30,7 @@ def _sizes(**changes: Any) -> tuple[int | None, int | None]:
         ({"pool__per_gpu": 4, "pool__per_node": 3}, "Use pool.per_node=4."),
         ({"pool__per_gpu": 0}, "pool.per_gpu=0"),
         ({"pool__per_gpu": 2, "pool__jobs": None}, "pool.per_gpu=2 is for pool.jobs=..., and has no effect"),
-        ({"pool__mps": Mps.off, "pool__jobs": None}, "pool.mps=off is for pool.jobs=..., and has no effect"),
+        ({"pool__mps": Mps.off}, "pool.mps=off is for pool.per_gpu=..., and has no effect with pool.per_gpu=1"),
     ],
 )
 def test_only_runs_with_one_gpu_share_one(changes: dict[str, Any], words: str) -> None:
