@@ -263,7 +263,7 @@ def _line(spec: RunSpec, texts: dict[int, tuple[object, str]]) -> str:
 # Beginnings of the last two values of a line. No JSON string contains them: a quotation mark in it has a backslash.
 _SHAPE, _CONFIG = ', "shape": ', ', "config": '
 _SHAPE_BEGIN, _CONFIG_BEGIN = _SHAPE.encode(), _CONFIG.encode()
-_decode = json.JSONDecoder().decode
+_decode = json.JSONDecoder().raw_decode  # `decode` looks for white space around the text
 
 
 def claim_spec(paths: SweepPaths, number: int, spec: RunSpec, more: Mapping[str, Any]) -> bool:
@@ -372,7 +372,7 @@ def _quickly(path: Path, line: Line, shapes: dict[bytes, Shape]) -> RunSpec | No
         return None
     text = data[begin + len(_SHAPE_BEGIN) : end]
     try:
-        record = _decode(f"{data[:begin].decode()}}}")
+        record, _ = _decode(f"{data[:begin].decode()}}}")
         if text not in shapes:
             shapes[text] = Shape(**json.loads(text))
         return RunSpec(

@@ -20,6 +20,6 @@ CONTRIBUTES = {
     "best_of": ("hpc_trainer.search.commands:best_of",),
     "sweep_lines": ("hpc_trainer.search.verbs:LINES",),
     "report_parts": ("hpc_trainer.search.report:report_part",),
-    "result_columns": ("hpc_trainer.search.commands:COLUMNS",),
+    "result_columns": ("hpc_trainer.search.verbs:COLUMNS",),
 }
 """Contributions of this domain to the hooks of the core (hpc_trainer/domains.py)."""

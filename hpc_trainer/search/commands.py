@@ -6,13 +6,13 @@ import dataclasses
 import math
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError
-from hpc_trainer.operate.results import BestRun, Columns
+from hpc_trainer.operate.results import BestRun
 from hpc_trainer.record.layout import OTHER_FOLDER, SweepPaths
 from hpc_trainer.record.reading import Faults, is_there, read_json
 from hpc_trainer.record.run_status import RunStatus
@@ -483,28 +483,6 @@ def _survival(search: Search, trials: Sequence[Trial]) -> dict[int, int]:
     """Return the number of results at each rung and at the end, which is step 0 if the last step is not known."""
     counts = {rung: sum(rung in trial.at_rungs for trial in trials) for rung in search.settings.rungs}
     return {**counts, search.num_steps: sum(trial.state is RunState.COMPLETED for trial in trials)}
-
-
-def _columns(status: SweepStatus, run: RunStatus) -> Mapping[str, Any]:
-    numbers = _numbers(status, run)
-    return {"trial": numbers[run.run_id]} if run.run_id in numbers else {}
-
-
-_numbers_of: dict[int, tuple[SweepStatus, dict[str, int]]] = {}
-
-
-def _numbers(status: SweepStatus, run: RunStatus) -> dict[str, int]:
-    """Return the number of each trial by its run id, read once for a status; a fault of the file is added to `run`."""
-    kept = _numbers_of.get(id(status))
-    if kept is None or kept[0] is not status:
-        view = view_of(status.sweep) if is_there(status.sweep.search, faults=status.faults_of(run.run_id)) else None
-        numbers = {} if view is None else {trial.run_id: trial.number for trial in view[1]}
-        _numbers_of.clear()
-        kept = _numbers_of[id(status)] = status, numbers
-    return kept[1]
-
-
-COLUMNS = Columns(frozenset({"trial"}), _columns)
 
 
 def read_view(sweep: SweepPaths) -> tuple[Search, list[Trial]]:

@@ -89,7 +89,7 @@ def parse_queue(text: str) -> dict[str, QueueEntry]:
         # A comment or a name may contain bars and line breaks; no field before them does.
         if len(parts) != 5 or "|" not in parts[4] or not is_job(parts[:4]):
             raise unreadable("squeue", row)
-        job_id, state, node, reason, rest = (part.strip() for part in parts)
+        job_id, state, node, reason, rest = map(str.strip, parts)
         comment, _, name = rest.rpartition("|")
         entries[job_id] = QueueEntry(
             job_id=job_id,

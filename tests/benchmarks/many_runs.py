@@ -1,4 +1,8 @@
-"""10,000 runs in a sweep: processor time and memory of the verbs, beside the bare interpreter's."""
+"""10,000 runs in a sweep: processor time and memory of the verbs, beside a loop that shows how fast the machine is.
+
+`python -m tests.benchmarks.many_runs` prints the table of 10,000 runs. With the word `large` it submits 100,000 runs to
+a stand-in for Slurm, and shows their status.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +25,17 @@ from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.spec import append_specs
 from hpc_trainer.record.states import DONE, RunState
 from hpc_trainer.record.submissions import write_confirmation, write_intent
+from tests.unit.slurm.fake_slurm import FakeSlurm
 
 RUNS, REPEATS, ARRAY = 10_000, 5, 1_000
 BUDGET_S, BUDGET_MIB = 1.0, 120
+LARGE, LARGE_BUDGETS_S = 100_000, {"submit": 40.0, "status": 5.0}
+# Takes 0.4 to 0.6 s on a usual machine. Figures of two machines can be compared by their ratio to this loop.
+_LOOP = """
+total = 0
+for number in range(10_000_000):
+    total += number
+"""
 # What the file system alone takes for as many folders with a marker in each, as `cancel` of waiting runs makes them.
 _MAKE = f"""
 import os, sys
@@ -42,9 +54,9 @@ print(used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
 """
 
 
-def _words(folder: Path) -> list[str]:
+def _words(folder: Path, runs: int = RUNS) -> list[str]:
     return [
-        f"seed=range({RUNS})", "cluster=slurm", "hardware=gpu_x1", f"paths.runs_dir={folder}", "sweep_name=many",
+        f"seed=range({runs})", "cluster=slurm", "hardware=gpu_x1", f"paths.runs_dir={folder}", "sweep_name=many",
     ]  # fmt: skip
 
 
@@ -105,6 +117,25 @@ def _measured(words: list[str], place: Path) -> tuple[float, float]:
     return float(seconds), float(mib)
 
 
+def _program(verb: str, folder: Path, *words: str) -> list[str]:
+    return [sys.executable, "-m", "hpc_trainer", verb, "many", *words, "--runs-dir", str(folder)]
+
+
+def _line(label: str, figures: list[tuple[float, float]], place: Path, budget: str = "") -> str:
+    """Returns a row, with the loop measured just now."""
+    seconds, (loop_s, _) = [each for each, _ in figures], _measured([sys.executable, "-c", _LOOP], place)
+    median = statistics.median(seconds)
+    return (
+        f"{label:<32} {median:>7.2f} {min(seconds):>6.2f} {max(seconds):>6.2f} {max(mib for _, mib in figures):>5.0f} "
+        f"{loop_s:>7.2f} {median / loop_s:>6.2f} {budget}"
+    )
+
+
+def _head(label: str, repeats: int) -> str:
+    columns = f"{'CPU s':>7} {'min':>6} {'max':>6} {'MiB':>5} {'loop s':>7} {'ratio':>6}"
+    return f"\n{label:<32} {columns}   n={repeats}"
+
+
 def run() -> None:
     """Prints the table. Processor time: what a command takes on a machine that does nothing else."""
     set_umask(False)
@@ -114,20 +145,19 @@ def run() -> None:
             folder.mkdir()
         _submitted(waiting)
         _finish(*_submitted(finished))
-        program = [sys.executable, "-m", "hpc_trainer"]
-        print(f"\n{'10,000 runs':<28} {'CPU s':>7} {'min':>6} {'max':>6} {'MiB':>5}   n={REPEATS}, budget {BUDGET_S} s")
+        print(f"{_head('10,000 runs', REPEATS)}, budget {BUDGET_S} s and {BUDGET_MIB} MiB")
         for folder in (waiting, finished):
             place = _commands(folder)
             verbs = {
                 "python -c pass": [sys.executable, "-c", "pass"],
                 "folders and files, made": [sys.executable, "-c", _MAKE, str(folder / "made")],
-                "status": [*program, "status", "many", "--runs-dir", str(folder)],
-                "status --all": [*program, "status", "--all", "many", "--runs-dir", str(folder)],
-                "results, first look": [*program, "results", "many", "--runs-dir", str(folder)],
-                "results": [*program, "results", "many", "--runs-dir", str(folder)],
-                "results --group-by": [*program, "results", "many", "--group-by", "seed", "--runs-dir", str(folder)],
-                "submit again": [*program, "submit", *_words(folder)],
-                "cancel": [*program, "cancel", "many", "--runs-dir", str(folder)],
+                "status": _program("status", folder),
+                "status --all": _program("status", folder, "--all"),
+                "results, first look": _program("results", folder),
+                "results": _program("results", folder),
+                "results --group-by": _program("results", folder, "--group-by", "seed"),
+                "submit again": [sys.executable, "-m", "hpc_trainer", "submit", *_words(folder)],
+                "cancel": _program("cancel", folder),
             }
             for label, words in verbs.items():
                 figures = []
@@ -141,8 +171,24 @@ def run() -> None:
                     if label == "cancel":
                         for marker in (folder / "many").glob("*/CANCEL"):
                             shutil.rmtree(marker.parent) if folder is waiting else marker.unlink()
-                seconds = [each for each, _ in figures]
-                print(
-                    f"{label + ', ' + folder.name:<28} {statistics.median(seconds):>7.2f} {min(seconds):>6.2f} "
-                    f"{max(seconds):>6.2f} {max(mib for _, mib in figures):>5.0f}"
-                )
+                print(_line(f"{label}, {folder.name}", figures, place), flush=True)
+
+
+def run_large() -> None:
+    """Prints the figures of 100,000 new runs; a stand-in for Slurm takes them, and its own time is in the figures."""
+    set_umask(False)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "runs"
+        folder.mkdir()
+        place = FakeSlurm(Path(name)).bin
+        _measured([sys.executable, "-m", "hpc_trainer", "plan", *_words(folder, 1)], place)  # makes the bytecode
+        print(_head(f"{LARGE:,} runs", 1))
+        for verb, budget_s in LARGE_BUDGETS_S.items():
+            words = _program("status", folder)
+            if verb == "submit":
+                words = [sys.executable, "-m", "hpc_trainer", "submit", *_words(folder, LARGE)]
+            print(_line(verb, [_measured(words, place)], place, f"  budget {budget_s:g} s"), flush=True)
+
+
+if __name__ == "__main__":
+    run_large() if "large" in sys.argv[1:] else run()
