@@ -156,7 +156,7 @@ def _may_have_job(run: RunStatus) -> bool:
 
 
 def signal_running(runs: Sequence[RunStatus]) -> None:
-    """Ask running runs to save a checkpoint and exit, however long that takes."""
+    """Ask running runs to save a checkpoint and exit, however long that takes; a slot of a pool sees the marker."""
     cancel_jobs(_jobs(runs), signal="USR2")
     _stop_local(runs)
 
@@ -209,20 +209,13 @@ def hold_runs(
         why: the reason, if it is not the user's wish.
 
     Raises:
-        RunStateError: jobs are, or may be, on another cluster, or runs at work in a pool on Slurm should save; nothing
-            was held.
+        RunStateError: jobs are, or may be, on another cluster; nothing was held.
         SlurmError: squeue or scontrol did not answer. The markers stay, and the same command may be repeated.
     """
     elsewhere = next((run for run in runs if run.elsewhere is not None), None)
     if elsewhere is not None:
         raise RunStateError(
             f"{elsewhere.run_id} was {elsewhere.elsewhere}. Nothing was held: run the same command there."
-        )
-    pooled = next((run for run in runs if save and run.state is RunState.RUNNING and _is_in_slurm_pool(run)), None)
-    if pooled is not None:
-        raise RunStateError(
-            f"{pooled.run_id} is at work in a job of a pool, and a signal would reach all runs of that job. Nothing "
-            "was held. Without --save, waiting runs are held, and running runs continue to their end."
         )
     prepare_to_write(status.sweep, [run.run_id for run in runs])
     waiting = [run for run in runs if run.state in _WAITS]
@@ -246,10 +239,6 @@ def hold_runs(
         held=tuple(run.run_id for run in waiting), saving=tuple(run.run_id for run in saving),
         at_work=() if save else tuple(run.run_id for run in running), notes=tuple(notes),
     )  # fmt: skip
-
-
-def _is_in_slurm_pool(run: RunStatus) -> bool:
-    return run.submission is not None and run.submission.is_pool and run.submission.executor == "slurm"
 
 
 def _waiting_slots(status: SweepStatus) -> list[str]:
