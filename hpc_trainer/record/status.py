@@ -81,7 +81,17 @@ from hpc_trainer.record.submissions import (
     rivals_of_each_run,
 )
 from hpc_trainer.record.summaries import Summaries
-from hpc_trainer.record.turns import Stuck, Turn, Turns, is_slot, living_slots, pool_job, read_turn, slot_name
+from hpc_trainer.record.turns import (
+    Stuck,
+    Turn,
+    Turns,
+    is_slot,
+    living_slots,
+    may_have_slots,
+    pool_job,
+    read_turn,
+    slot_name,
+)
 from hpc_trainer.slurm.commands import has_slurm
 from hpc_trainer.slurm.jobs import show_scripts
 from hpc_trainer.slurm.queue import Allocation, QueueEntry, array_of, ask_allocations, find_by_uuid
@@ -765,9 +775,13 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
     is_torn = (may_hide and not is_told) or any(folder.submission is None for folder in may_live)
     untold = [specs[folder.paths.run_id] for folder in may_live if folder.submission is None]
     was_on_slurm = is_torn and (exists(sweep.scripts, faults) is not False or any(map(_may_be_on_slurm, untold)))
+    # Slots of a search may wait or work although no run does.
+    searches = [pool for pool in ledger.submissions if pool.source is not None and pool.executor == "slurm"]
+    may_draw = any(not is_look or may_have_slots(sweep, pool) for pool in searches)
     view = ask_slurm(
-        sweep, folders, read, notes, faults, must_ask=was_on_slurm or bool(may_live and ledger.waiting), is_look=is_look
-    )
+        sweep, folders, read, notes, faults, is_look=is_look,
+        must_ask=was_on_slurm or may_draw or bool(may_live and ledger.waiting),
+    )  # fmt: skip
     decided = {run_id: decide_now(run_id, folders, view, read) for run_id in folders}
     record_ends(sweep, view, ((folders[run_id], end) for run_id, end in decided.items()))
 
@@ -849,8 +863,8 @@ def _open_turns(
 def _pools(sweep: SweepPaths, ledger: Ledger, view: SchedulerView, turns: Mapping[str, Turn]) -> Iterator[PoolStatus]:
     """Yield the pools that have a slot in the queue or at work."""
     busy = Counter(turn.holder.slot for turn in turns.values())
-    for pool in ledger.submissions if turns or view.queue else ():
-        if not pool.is_pool:
+    for pool in ledger.submissions:
+        if not pool.is_pool or not (turns or view.queue or pool.source is not None):
             continue
         entries = [] if pool.executor != "slurm" else view.slots_of_pool(pool)
         waiting = [entry for entry in entries if entry.state in NOT_BEGUN]
