@@ -24,8 +24,8 @@ from hpc_trainer.launch.grids import Submitted, plan_grid, submit_grid
 from hpc_trainer.launch.hydra_app import freeze_app, read_app
 from hpc_trainer.launch.plan import SweepPlan
 from hpc_trainer.launch.searches import await_slots, search_kind
-from hpc_trainer.operate.control import cancel_runs
-from hpc_trainer.operate.find import check_one_each, configured_runs_dir, find_sweep, select
+from hpc_trainer.operate.control import cancel_runs, is_whole_sweep
+from hpc_trainer.operate.find import check_one_each, configured_runs_dir, find_sweep, in_one_sweep, select
 from hpc_trainer.operate.formats import frame, has_pandas, html_text
 from hpc_trainer.operate.results import BestRun, ResultTable, named_apart, result_table
 from hpc_trainer.operate.show import COUNT_S, SweepColumns, SweepLine, find_run, sweep_lines
@@ -379,7 +379,8 @@ def cancel(*names: str, sweep: str | None = None, save: bool = False, runs_dir: 
         raise RunStateError("cancel needs the name of a sweep or of a run: it cannot be undone.")
     sweep_status, run_ids = select(_folder(runs_dir), list(names), sweep)
     check_one_each(sweep_status, list(names), sweep)
-    is_whole = len(run_ids) == len(sweep_status.specs)
+    names_runs = bool(in_one_sweep(sweep_status.sweep.folder.parent, names, sweep)[0])
+    is_whole = is_whole_sweep(sweep_status, run_ids, names_runs=names_runs)
     return cancel_runs(sweep_status, sweep_status.open_among(run_ids), save=save, is_whole=is_whole)
 
 

@@ -33,7 +33,7 @@ from hpc_trainer.cli.common import (
 from hpc_trainer.cli.options import tell_notes
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError, RunStateError, SlurmError, valid
-from hpc_trainer.operate.control import cancel_runs, hold_runs
+from hpc_trainer.operate.control import cancel_runs, hold_runs, is_whole_sweep
 from hpc_trainer.operate.find import (
     check_one_each,
     configured_runs_dir,
@@ -248,6 +248,8 @@ def _print_status(status: SweepStatus, chosen: ChosenRuns, *, every_run: bool) -
     _print_sweep(status, chosen, every_run=every_run)
     if status.specs:
         print_next(_next_command(status))
+    elif status.pools:  # of a search
+        print_next(f"status --watch {status.sweep.name}")
     else:  # the submit was killed, or had no room
         say("None of its runs was submitted: repeat the same `hpc-trainer submit`.")
 
@@ -390,14 +392,15 @@ def run_cancel(
     warn(status)
     tell_notes([note] if (note := elsewhere_too(status, run_ids, names, sweep)) else ())
     run_ids = where_holds(status, run_ids, where)
-    is_whole = len(run_ids) == len(status.specs) and where is None
+    names_runs = bool(in_one_sweep(status.sweep.folder.parent, names, sweep)[0])
+    is_whole = where is None and is_whole_sweep(status, run_ids, names_runs=names_runs)
     cancelled = cancel_runs(status, status.open_among(run_ids), save=save, is_whole=is_whole)
     if as_json:
         print_json({"sweep": status.sweep.name, "cancelled": cancelled})
         return
     for run_id in cancelled if len(cancelled) <= MOST_LINES else ():
         print(f"cancelled {run_id}")
-    say(_cancelled_words(status, run_ids, len(cancelled)))
+    say(_cancelled_words(status, run_ids, len(cancelled), is_whole=is_whole))
     print_next(f"status {status.sweep.name}")
 
 
@@ -470,13 +473,15 @@ def _cancel_stages(name: str, stages: Sequence[SweepPaths], *, save: bool, as_js
     print_next(f"status {name}")
 
 
-def _cancelled_words(status: SweepStatus, run_ids: Sequence[str], num_cancelled: int) -> str:
+def _cancelled_words(status: SweepStatus, run_ids: Sequence[str], num_cancelled: int, *, is_whole: bool) -> str:
     """Return a sentence on the cancelled runs, and on the sweep's runs that continue."""
     num_ended = len(run_ids) - num_cancelled
     before = f"; {num_ended} had ended before" if num_ended else ""
     if not num_cancelled:
+        if is_whole and status.pools:
+            return f"Cancelled the slots of {status.sweep.name}, which draws no further trial{before}."
         return f"Nothing to cancel in {status.sweep.name}: {num_ended} run(s) had ended before."
-    if len(run_ids) == len(status.specs):
+    if is_whole:
         return f"Cancelled the sweep {status.sweep.name}: {num_cancelled} run(s){before}."
     named = {*run_ids}
     others = [run for run in status.open_runs.values() if run.state.is_active and run.run_id not in named]

@@ -57,6 +57,15 @@ def _elsewhere(runs: Sequence[RunStatus], cancelled: Sequence[str]) -> str:
     return f"{len(runs)} run(s) were {places}. Nothing of them was touched: {listed}. Run the same command there.{done}"
 
 
+def is_whole_sweep(status: SweepStatus, run_ids: Sequence[str], *, names_runs: bool) -> bool:
+    """Return True if a cancel of these runs is one of the whole sweep.
+
+    All runs of a search, given by their names, are not the search, because its slots draw more.
+    """
+    is_search = any(submission.source is not None for submission in status.ledger.submissions)
+    return len(run_ids) == len(status.specs) and not (is_search and names_runs)
+
+
 def _cancel_here(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool, is_whole: bool) -> list[str]:
     for run in runs:
         if run.state is RunState.CANCELLED:  # perhaps by scancel, which Slurm forgets; the marker stays
@@ -75,7 +84,7 @@ def _cancel_here(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool, 
         jobs.append(status.top_up_job)  # no run is left that this job could submit
     if is_whole:
         jobs += status.lost.arrays
-    pools = _pools_without_runs(status, cancelled)
+    pools = _pools_without_runs(status, cancelled, is_whole=is_whole)
     jobs += [job_id for pool in pools for job_id in (*pool.waiting, *(() if save else pool.at_work))]
     saving_slots = [job_id for pool in pools for job_id in (pool.at_work if save else ())]
     may_have_jobs = any(run.has_slurm_job for run in (*chosen, *marked))
@@ -94,11 +103,17 @@ def _cancel_here(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool, 
     return [run.run_id for run in chosen]
 
 
-def _pools_without_runs(status: SweepStatus, cancelled: Collection[str]) -> list[PoolStatus]:
-    """Return the pools whose slots have no run left that waits or works, once these runs are cancelled."""
+def _pools_without_runs(status: SweepStatus, cancelled: Collection[str], *, is_whole: bool) -> list[PoolStatus]:
+    """Return the pools whose slots have no run left that waits or works, once these runs are cancelled.
+
+    The slots of a search draw further trials: they end only with the whole sweep.
+    """
     open_runs = [run for run in status.open_runs.values() if run.state.is_active and run.run_id not in cancelled]
     needed = {run.submission.uuid for run in open_runs if run.submission is not None}
-    return [pool for pool in status.pools if pool.submission.uuid not in needed]
+    return [
+        pool for pool in status.pools
+        if (is_whole if pool.submission.source is not None else pool.submission.uuid not in needed)
+    ]  # fmt: skip
 
 
 def _end_slots(status: SweepStatus, pools: Sequence[PoolStatus]) -> None:
@@ -157,7 +172,7 @@ def _may_have_job(run: RunStatus) -> bool:
 
 
 def signal_running(runs: Sequence[RunStatus]) -> None:
-    """Ask running runs to save a checkpoint and exit, however long that takes."""
+    """Ask running runs to save a checkpoint and exit, however long that takes; a slot of a pool sees the marker."""
     cancel_jobs(_jobs(runs), signal="USR2")
     _stop_local(runs)
 
@@ -210,20 +225,13 @@ def hold_runs(
         why: the reason, if it is not the user's wish.
 
     Raises:
-        RunStateError: jobs are, or may be, on another cluster, or runs at work in a pool on Slurm should save; nothing
-            was held.
+        RunStateError: jobs are, or may be, on another cluster; nothing was held.
         SlurmError: squeue or scontrol did not answer. The markers stay, and the same command may be repeated.
     """
     elsewhere = next((run for run in runs if run.elsewhere is not None), None)
     if elsewhere is not None:
         raise RunStateError(
             f"{elsewhere.run_id} was {elsewhere.elsewhere}. Nothing was held: run the same command there."
-        )
-    pooled = next((run for run in runs if save and run.state is RunState.RUNNING and _is_in_slurm_pool(run)), None)
-    if pooled is not None:
-        raise RunStateError(
-            f"{pooled.run_id} is at work in a job of a pool, and a signal would reach all runs of that job. Nothing "
-            "was held. Without --save, waiting runs are held, and running runs continue to their end."
         )
     prepare_to_write(status.sweep, [run.run_id for run in runs])
     waiting = [run for run in runs if run.state in _WAITS]
@@ -247,10 +255,6 @@ def hold_runs(
         held=tuple(run.run_id for run in waiting), saving=tuple(run.run_id for run in saving),
         at_work=() if save else tuple(run.run_id for run in running), notes=tuple(notes),
     )  # fmt: skip
-
-
-def _is_in_slurm_pool(run: RunStatus) -> bool:
-    return run.submission is not None and run.submission.is_pool and run.submission.executor == "slurm"
 
 
 def _waiting_slots(status: SweepStatus) -> list[str]:

@@ -45,6 +45,7 @@ from hpc_trainer.record.turns import (
     Turns,
     is_slot,
     living_slots,
+    may_have_slots,
     pool_job,
     read_turn,
     slot_failure,
@@ -201,9 +202,12 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
     folders = _first_look(files, read_finished(sweep) if is_look else {})
     may_live = [folder for folder in folders.values() if not (is_look and CANCEL in folder.markers)]
     was_on_slurm = _was_on_slurm(files, may_live, faults, is_look=is_look)
+    # Slots of a search may wait or work although no run does.
+    searches = [pool for pool in files.ledger.submissions if pool.source is not None and pool.executor == "slurm"]
+    may_draw = any(not is_look or may_have_slots(sweep, pool) for pool in searches)
     view = ask_slurm(
         sweep, folders, files.read, notes, faults, is_look=is_look,
-        must_ask=was_on_slurm or bool(may_live and files.ledger.waiting),
+        must_ask=was_on_slurm or may_draw or bool(may_live and files.ledger.waiting),
     )  # fmt: skip
     decided = {run_id: decide_now(run_id, folders, view, files.read) for run_id in folders}
     record_ends(sweep, told_by_slurm(view, ((folders[run_id], end) for run_id, end in decided.items())))
@@ -356,8 +360,8 @@ def _open_turns(
 def _pools(sweep: SweepPaths, ledger: Ledger, view: SchedulerView, turns: Mapping[str, Turn]) -> Iterator[PoolStatus]:
     """Yield the pools that have a slot in the queue or at work."""
     busy = Counter(turn.holder.slot for turn in turns.values())
-    for pool in ledger.submissions if turns or view.queue else ():
-        if not pool.is_pool:
+    for pool in ledger.submissions:
+        if not pool.is_pool or not (turns or view.queue or pool.source is not None):
             continue
         entries = [] if pool.executor != "slurm" else view.slots_of_pool(pool)
         waiting = [entry for entry in entries if entry.state in NOT_BEGUN]

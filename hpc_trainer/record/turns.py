@@ -30,6 +30,7 @@ from hpc_trainer.record.reading import (
     as_count,
     as_text,
     as_time,
+    is_there,
     list_folder,
     look_anew,
     parse_record,
@@ -39,7 +40,7 @@ from hpc_trainer.record.reading import (
     tell,
     typed,
 )
-from hpc_trainer.record.states import NO_SERVICE, RunState
+from hpc_trainer.record.states import CANCEL, NO_SERVICE, RunState
 from hpc_trainer.record.submissions import Submission
 
 _CLAIM: Kinds = {
@@ -118,8 +119,28 @@ def pool_job(pool: Submission) -> str:
 
 
 def living_slots(sweep: SweepPaths, pool: Submission) -> list[str]:
-    """Return the names of the processes of a local pool's slots that are alive on this machine."""
-    return [process for process in _unended_slots(sweep, pool) if is_alive(process)]
+    """Return the names of the processes of a local pool's slots that are alive on this machine.
+
+    A search whose slots have not begun has the process that starts them.
+    """
+    slots = [process for process in _unended_slots(sweep, pool) if is_alive(process)]
+    is_young = pool.source is not None and not slots and not _has_begun(sweep, pool)
+    return [pool.job_id] if is_young and pool.job_id is not None and is_alive(pool.job_id) else slots
+
+
+def may_have_slots(sweep: SweepPaths, pool: Submission) -> bool:
+    """Return True unless the files of all slots of a pool say that they ended, or were cancelled."""
+    for element in range(pool.slots):
+        slot = slot_folder(sweep, pool.uuid, element)
+        attempts = Journal(slot).read(Faults())
+        has_ended = bool(attempts) and attempts[-1].has_ended and attempts[-1].state is RunState.COMPLETED
+        if not has_ended and not is_there(slot.marker(CANCEL), faults=Faults()):
+            return True
+    return False
+
+
+def _has_begun(sweep: SweepPaths, pool: Submission) -> bool:
+    return any(Journal(slot_folder(sweep, pool.uuid, element)).read(Faults()) for element in range(pool.slots))
 
 
 def pool_is_alive(sweep: SweepPaths, pool: Submission) -> bool | None:

@@ -15,7 +15,6 @@ from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateE
 from hpc_trainer.operate.results import BestRun
 from hpc_trainer.record.layout import OTHER_FOLDER, SweepPaths
 from hpc_trainer.record.reading import Faults, is_there, read_json
-from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import SweepStatus
 from hpc_trainer.search.folder import Search, Trial, Trials, override_of, read_search, write_search

@@ -6,6 +6,7 @@ Rank 0 turns what the program logs into metrics.jsonl, heartbeat.json and, at th
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -144,13 +145,30 @@ class Story:
 
     def conclude(self) -> str:
         """Write result.json and DONE once the program is done on all ranks, and return the cause for the journal."""
-        cause = cause_of_end(self._metrics, None)
+        step, metrics = self._all_logged()
+        cause = cause_of_end(metrics, None)
         write_result(
-            self._paths, step=self.step or 0, num_steps=self._signs.num_steps, attempt=self._attempt,
-            world_size=self._world_size, cause=cause, reason=None, metrics=self._metrics,
+            self._paths, step=step, num_steps=self._signs.num_steps, attempt=self._attempt,
+            world_size=self._world_size, cause=cause, reason=None, metrics=metrics,
         )  # fmt: skip
         return cause
 
+    def _all_logged(self) -> tuple[int, dict[str, float]]:
+        """Return the last step and the newest value of each metric, also of those that only earlier attempts logged.
+
+        A program that was stopped after its last step finds nothing to do in the next attempt, and logs nothing.
+        """
+        step, metrics = self.step, dict[str, float]()
+        for record in newest_metrics_in(self._paths.metrics):
+            step = record["step"] if self.step is None else step
+            metrics |= {
+                name: math.nan if value is None else value for name, value in record.items() if name not in _APART
+            }
+        return step or 0, {**metrics, **self._metrics}
+
+
+_APART = ("step", "time")
+"""Keys of a record of metrics.jsonl that are no metrics."""
 
 ASKED = "exit 75"
 """Signal in the journal for a stop that the program itself asked for."""

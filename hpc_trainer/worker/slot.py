@@ -68,6 +68,8 @@ _IDLE_S = 5.0
 _SILENT_S = 120.0
 # A slot may begin so many seconds before the record of its pool is written for the last time.
 _CONFIRMED_S = 120.0
+# Seconds between looks for holds of the runs at work (`hold --save`).
+_HOLD_LOOK_S = 5.0
 # Longest wait for the end of a process before the stop flag is looked at again.
 _WAIT_S = 1.0
 # Seconds that a run must have besides the stop's lead, if no duration is known: a start of Python and torch.
@@ -320,6 +322,15 @@ class _Place:
     ranks: dict[int, int] = field(default_factory=dict)
     """Process id -> pidfd of each rank that works; -1 if the kernel has none."""
     codes: list[int] = field(default_factory=list)
+    is_told_to_stop: bool = False
+
+    def stop(self) -> None:
+        """Ask the run to save and exit, once."""
+        if not self.is_told_to_stop:
+            self.is_told_to_stop = True
+            for pid in self.ranks:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
 
 
 class Slot:
@@ -350,7 +361,7 @@ class Slot:
         self._env = env = dataclasses.replace(env, per_gpu=max(1, pool.per_gpu))
         self._places = _places(max(1, pool.per_node), self._source.template, element, env)
         self._is_closing = False
-        self._told_to_stop = False
+        self._looked_for_holds = time.monotonic()
         self._looked, self._again_s = -_LONGEST_AGAIN_S, _AGAIN_S / 2
         self._attempt = 0
         self._service: Service | None = None
@@ -465,7 +476,7 @@ class Slot:
     def _start(self, place: _Place) -> None:
         """Fork one process for each rank of the place's run."""
         assert place.spec is not None
-        place.codes = []
+        place.codes, place.is_told_to_stop = [], False
         config: TrainConfig | None = None
         # A new process first copies each page in which it counts references: here it costs less.
         with contextlib.suppress(ConfigError):  # the rank meets the error too, and records it
@@ -506,12 +517,9 @@ class Slot:
             os.environ["SLURM_JOB_START_TIME"] = os.environ[JOB_START] = f"{time.time():.0f}"
 
     def _wait(self, busy: Sequence[_Place]) -> None:
-        """Wait until a rank ends or the stop flag is set, and conclude the turns whose ranks have all ended."""
-        if self._stop.is_set and not self._told_to_stop:
-            self._told_to_stop = True
-            for pid in (pid for place in busy for pid in place.ranks):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGTERM)
+        """Wait until a rank ends or a run has to stop, and conclude the turns whose ranks have all ended."""
+        for place in busy if self._stop.is_set else self._held(busy):
+            place.stop()
         descriptors = [fd for place in busy for fd in place.ranks.values() if fd >= 0]
         if len(descriptors) == sum(len(place.ranks) for place in busy):
             select.select(descriptors, [], [], _WAIT_S)
@@ -527,6 +535,14 @@ class Slot:
                     place.codes.append(os.waitstatus_to_exitcode(status))
             if not place.ranks:
                 self._conclude(place)
+
+    def _held(self, busy: Sequence[_Place]) -> list[_Place]:
+        """Return the places whose runs were held while they work; [] if the last look was a moment ago."""
+        now = time.monotonic()
+        if now - self._looked_for_holds < _HOLD_LOOK_S:
+            return []
+        self._looked_for_holds = now
+        return [place for place in busy if place.turn is not None and is_held(self._sweep, place.turn.run_id)]
 
     def _conclude(self, place: _Place) -> None:
         assert place.spec is not None

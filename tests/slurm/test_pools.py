@@ -128,6 +128,11 @@ def test_cancel_of_a_run_ends_it_alone_and_cancel_of_the_sweep_ends_the_slots(dr
     assert rows[first]["state"] == "CANCELLED"
     assert Counter(row["state"] for row in rows.values())["RUNNING"] == 2
     assert driver.slurm.job_state(f"{job_id}_0") == driver.slurm.job_state(f"{job_id}_1") == "RUNNING"
+    second = next(run_id for run_id, row in rows.items() if row["state"] == "RUNNING")
+    assert driver.json("hold", second, "--save")["saving"] == [second]
+    driver.slurm.wait_for(lambda: driver.status("cancel")[second]["state"] == "HELD", 60, "a run that saved and left")
+    driver.slurm.wait_for(lambda: len(_folders(driver, "cancel")) >= 4, 60, "the next run in its place")
+    assert driver.slurm.job_state(f"{job_id}_0") == driver.slurm.job_state(f"{job_id}_1") == "RUNNING"
     driver.run("cancel", "cancel")
     rows = driver.wait_for_states("cancel", "CANCELLED")
     driver.slurm.wait_for(lambda: not driver.slurm.run("squeue", "-h").stdout.strip(), 60, "the end of the slots")

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from hpc_trainer.cli.run_verbs import run_cancel, run_status
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.searches import slots_at_work
 from hpc_trainer.record.files import make_folder
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.processes import process_name
-from hpc_trainer.record.states import LEAVING, RunState
+from hpc_trainer.record.states import CANCEL, LEAVING, RunState
 from hpc_trainer.record.submissions import Submission, read_submissions, write_confirmation, write_intent
 from hpc_trainer.record.turns import Holder, Turns, pool_job, slot_folder, slot_name
 from hpc_trainer.search.commands import SOURCE, plan_search, submit_search
@@ -128,3 +129,43 @@ def test_a_search_that_has_stopped_is_refused_with_the_reason_and_one_that_is_ov
     assert plan_search(defined).problems == ()
     assert submit_search(defined).job_id == ""
     assert read_submissions(disk.paths) == []
+
+
+def test_a_search_whose_slots_wait_in_the_queue_is_shown_and_cancelled(
+    tmp_path: Path, fake_slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No run tells of them: nothing is drawn yet, or all trials that were drawn are complete."""
+    disk = SearchOnDisk(tmp_path, "search=random", "search.trials=2")
+    pool = _pool(disk, "500", "slurm", slots=2)
+    fake_slurm.answer("squeue", "".join(f"500_{element}|PENDING||Priority|{pool.uuid}\n" for element in range(2)))
+    for _ in range(2):
+        run_status("search", tmp_path, watch=False, as_json=False)
+        shown = capsys.readouterr().out
+        assert "Pool 500: 0 of 2 slot(s) at work, 2 wait(s) in the queue (Priority: " in shown
+        assert "was submitted" not in shown
+        if not disk.known():
+            chosen = disk.next()
+            assert chosen is not None
+            disk.completes(chosen.spec.run_id, 0.5)
+    run_cancel(["search"], None, tmp_path, save=False, as_json=False)
+    assert "Cancelled the slots of search, which draws no further trial; 1 had ended before." in capsys.readouterr().out
+    assert any("500_" in call for call in fake_slurm.calls("scancel"))
+    fake_slurm.answer("squeue", "")
+    fake_slurm.forget_calls()
+    run_status("search", tmp_path, watch=False, as_json=False)
+    assert not fake_slurm.calls("squeue"), "the slots are known to have ended"
+
+
+def test_cancel_of_the_only_trial_at_work_leaves_the_slots_of_its_search(tmp_path: Path, fake_slurm: FakeSlurm) -> None:
+    disk = SearchOnDisk(tmp_path, "search=random", "search.trials=3")
+    pool = _pool(disk, "500", "slurm")
+    source, turns, paths = _slot(disk, pool)
+    taken = source.next_run(turns, 0)
+    assert taken is not None
+    fake_slurm.answer("squeue", f"500_0|RUNNING|n1|None|{pool.uuid}\n")
+    run_cancel([taken[0].run_id], None, tmp_path, save=False, as_json=False)
+    assert disk.paths.run(taken[0].run_id).marker(CANCEL).exists()
+    assert not paths.marker(CANCEL).exists()
+    assert not fake_slurm.calls("scancel")
+    turns.end(taken[1], RunState.CANCELLED)
+    assert source.next_run(turns, 0) is not None, "the slot draws the next trial"

@@ -17,7 +17,7 @@ import pytest
 
 from hpc_trainer.config.schema.train import CommandEnv, CommandPer, TrainConfig
 from hpc_trainer.errors import ConfigError, NoProgressError, RankEnvError
-from hpc_trainer.record.journal import Attempt
+from hpc_trainer.record.journal import Attempt, read_result
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.metrics import VARIABLE, read_metrics
 from hpc_trainer.runtime.rank_env import RankEnv
@@ -288,6 +288,35 @@ def test_metrics_that_a_killed_worker_did_not_read_are_taken_in_by_the_next_atte
     paths.logged_metrics(1).write_text(tell[4])
     second._story.look()
     assert [record["step"] for record in read_metrics(paths.metrics)] == [1, 2, 3, 4]
+
+
+def test_a_program_that_logs_nothing_after_a_stop_at_its_end_keeps_the_metrics_that_it_had(
+    tmp_path: Path, paths: RunPaths
+) -> None:
+    """It was stopped after its last step: the next attempt finds nothing to do, and a search needs its metric."""
+    for folder in (paths.logs, paths.logged):
+        folder.mkdir(parents=True)
+    env = dataclasses.replace(_env(rank=0), world_size=1, num_nodes=1)
+    first, second, third = (
+        program._Rank(_config("x", tmp_path), paths, env, StopFlag(), number, Spans()) for number in range(3)
+    )
+    paths.logged_metrics(0).write_text('{"step": 1, "loss": 1, "acc": 0.5}\n{"step": 2, "loss": 2}\n')
+    for rank in (first, second):
+        assert rank._story is not None
+        rank._story.catch_up()
+        rank._story.look()
+    assert second._story is not None
+    second._story.conclude()
+    result = read_result(paths.result)
+    assert (result["step"], result["metrics"]) == (2, {"loss": 2, "acc": 0.5})
+    paths.result.unlink()
+    paths.logged_metrics(2).write_text('{"step": 2, "loss": 3}\n{"step": 3, "f1": 4}\n')
+    assert third._story is not None
+    third._story.catch_up()
+    third._story.look()
+    third._story.conclude()
+    result = read_result(paths.result)
+    assert (result["step"], result["metrics"]) == (3, {"loss": 3, "acc": 0.5, "f1": 4})
 
 
 def _attempts(*ends: tuple[int | None, str | None]) -> list[Attempt]:

@@ -559,6 +559,29 @@ def test_a_hold_that_comes_after_the_claim_gives_the_run_back(sweep: SweepOnDisk
     assert _taken(source, ours) == (run_id, 1)
 
 
+def test_a_run_that_is_held_while_it_works_saves_and_leaves_its_place_to_the_next(tmp_path: Path) -> None:
+    """On Slurm `hold --save` writes only the marker: a signal would reach all runs of the slot."""
+    words = "sh -c 'trap \"exit 0\" TERM; i=0; while [ {seed} = 0 ] && [ $i -lt 600 ]; do sleep 0.1; i=$((i+1)); done'"
+    specs = make_specs(2, "cluster=local", train__command=words)
+    sweep = SweepOnDisk(tmp_path / "runs" / "sweep", specs)
+    pool = _pool(sweep, "local", "vm:1:1.0", slots=1)
+    held = sweep.paths.run(specs[0].run_id)
+    process = _start(sweep.paths, pool, 1)
+    deadline = time.monotonic() + 60
+    while not held.journal(0).exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    time.sleep(1.0)  # the program begins
+    write_hold(held.marker(HOLD))
+    assert process.wait(120) == 0
+    status = read_status(sweep.paths)
+    assert status.counts == {"COMPLETED": 1, "HELD": 1}
+    (attempt,) = Journal(held).read()
+    assert (attempt.state, attempt.cause) == (RunState.HELD, "held")
+    assert attempt.end_time is not None
+    assert attempt.end_time - attempt.start_time < 30
+
+
 _WATCHED = """
 import sys
 from collections import Counter
