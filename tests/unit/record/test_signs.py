@@ -19,6 +19,8 @@ def _name(lines: Sequence[str]) -> str | None:
 
 
 _OTHER = _name([MODULE])
+_CPP = ["terminate called after throwing an instance of 'std::exception'"]
+_ABORTED = "the program ended with SIGABRT: python train.py"
 
 
 @pytest.mark.parametrize(
@@ -46,6 +48,14 @@ _OTHER = _name([MODULE])
         (["x" * (500 - len(FAULT)) + FAULT], "gpu_ecc"),
         (["x" * (501 - len(FAULT)) + FAULT], None),  # a line is read so far
         ([f"  {ECC}"], "gpu_ecc"),
+        # A program that aborted says why just above, and hpc_trainer's own line about the signal does not hide it.
+        ([*_CPP, "  what():  std::bad_alloc", _ABORTED], "host_memory"),
+        ([*_CPP, "  what():  CUDA error: an illegal memory access was encountered", "frame #0: f", _ABORTED], "gpu_access"),
+        (["[rank1]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4)", *_CPP, _ABORTED], "nccl_timeout"),
+        ([*_CPP, "  what():  the mesh has a hole", _ABORTED], "crash"),
+        ([ECC, "step 3", "step 4", "step 5", *_CPP, _ABORTED], "crash"),
+        ([ECC, "free(): invalid pointer", _ABORTED], "crash"),
+        ([*_CPP, "  what():  std::bad_alloc", "the program ended with SIGSEGV: x"], "crash"),
     ],
 )  # fmt: skip
 def test_which_line_tells_why(lines: list[str], name: str | None) -> None:
