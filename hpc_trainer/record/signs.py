@@ -488,6 +488,21 @@ def _before_abort(lines: Sequence[str]) -> list[str]:
     return [line for line in lines[max(0, ends[-1] - _LINES_ABOVE) :] if not _WARNING.search(line)] if ends else []
 
 
+_NEAR_THE_END = 10
+
+
+def last_error(lines: Sequence[str]) -> str | None:
+    """Return the line `ValueError: ..` of a traceback with which a program ended; None if it did not end with one."""
+    begins = [index for index, line in enumerate(lines) if _TRACEBACK.search(line)]
+    errors = (
+        index for index in range(begins[-1] + 1 if begins else len(lines), len(lines)) if lines[index][:1].strip()
+    )
+    index = next(errors, None)
+    if index is None or len(lines) - index > _NEAR_THE_END or _PASSED_ON.search(lines[index]):
+        return None
+    return lines[index].strip()[:_MAX_CHARS]
+
+
 def _telling(lines: Sequence[str]) -> list[str]:
     """Return the lines that may show why a run ended: no warnings, nothing above the last error's traceback."""
     begins = [index for index, line in enumerate(lines) if _TRACEBACK.search(line)]

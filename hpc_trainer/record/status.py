@@ -25,7 +25,7 @@ from hpc_trainer.errors import ExitCode, RunStateError, SlurmError, did_you_mean
 from hpc_trainer.record import doubts
 from hpc_trainer.record.doubts import Doubt, DoubtKind, kind_of_doubt
 from hpc_trainer.record.holds import Hold, read_hold
-from hpc_trainer.record.journal import MOVE_CAUSES, Attempt, read_failure, read_move
+from hpc_trainer.record.journal import MOVE_CAUSES, Attempt, first_line, read_failure, read_move
 from hpc_trainer.record.last_words import words_before_the_worker, words_of_death
 from hpc_trainer.record.layout import OLD_JOURNAL, OTHER_FOLDER, TRASH, SweepPaths, is_run_id
 from hpc_trainer.record.ledger import (
@@ -194,6 +194,8 @@ class RunStatus:
         kind, message = self.error.get("type"), str(self.error.get("message", "")).strip()
         if not self.state.has_failed or not message:
             return None
+        if self.error.get("said"):
+            return first_line(self.error)
         return f"{kind}: {message}" if kind else f"{self.cause}: {message}"
 
 
