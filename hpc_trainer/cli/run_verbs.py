@@ -433,10 +433,12 @@ def run_hold(names: list[str], sweep: str | None, runs_dir: Path | None, *, save
     what = f"{len(done.held)} run(s) of {status.sweep.name}"
     parts = [f"Held {what}" if done.held else f"Nothing of {status.sweep.name} waits"]
     parts += [f"{len(done.saving)} save a checkpoint and exit"] if done.saving else []
-    parts += [f"{len(done.at_work)} at work continue (--save holds them too)"] if done.at_work else []
+    later = ", and none of them restarts" if is_whole else ""
+    parts += [f"{len(done.at_work)} at work continue (--save holds them too){later}"] if done.at_work else []
     say("; ".join(parts) + ".")
     what = status.sweep.name if is_whole else " ".join(names)
-    print_next(f"release {what}" if done.held or done.saving else f"status {status.sweep.name}")
+    is_held = done.held or done.saving or (is_whole and done.at_work)
+    print_next(f"release {what}" if is_held else f"status {status.sweep.name}")
 
 
 def select_to_hold(

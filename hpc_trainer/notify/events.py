@@ -25,7 +25,7 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.record.files import claim, make_folder, write_atomic, write_json
-from hpc_trainer.record.journal import Journal, read_result
+from hpc_trainer.record.journal import Journal, first_line, read_result
 from hpc_trainer.record.layout import RunPaths, SweepPaths
 from hpc_trainer.record.reading import is_finite, is_number, is_there, look_anew, names_in, read_json
 from hpc_trainer.record.states import CANCEL, DONE, RunState
@@ -80,7 +80,7 @@ def _events(
     if state is not RunState.PAUSED:
         write_atomic(folder / "ended" / paths.run_id, f"{state.value}\n", sync=False)
     event = {"sweep": sweep.name, "run_id": paths.run_id, "state": state.value, "cause": cause, "time": time.time()}
-    message = str(error.get("message") or "").strip().partition("\n")[0][:500]
+    message = first_line(error)[:500]
     events: list[Event] = []
     if state.has_failed and cause in _STALLED and "stalled" in config.notify.events and claim(folder / "stalled"):
         events.append(event | {"event": "stalled", "text": f"{paths.run_id} stalled ({cause}). {message}".strip()})

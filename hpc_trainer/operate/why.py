@@ -339,7 +339,8 @@ def _places(status: SweepStatus, run: RunStatus, rank: int | None, meaning: Sign
         for candidate in dict.fromkeys((line, line.partition(": ")[2])):
             number = _line_in(file, candidate)
             if number is not None:
-                return [f"{file}:{number}: {candidate.strip()[:_SHOWN]}"]
+                shown = candidate.strip()
+                return [f"{file}:{number}: {shown if len(shown) <= _SHOWN else f'{shown[: _SHOWN - 1]}…'}"]
     journal = status.sweep.run(run.run_id).journal(run.attempts[-1].attempt) if run.attempts else None
     return [f"{journal}: {run.cause}"] if journal is not None and run.attempts[-1].has_ended else []
 

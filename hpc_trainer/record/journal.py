@@ -163,6 +163,13 @@ def read_error(record: object) -> dict[str, Any]:
     return error
 
 
+def first_line(error: Mapping[str, Any]) -> str:
+    """Return the first line of a recorded error's message, after the error that a program printed (`said`)."""
+    message = str(error.get("message") or "").strip().partition("\n")[0]
+    said = error.get("said")
+    return f"{said} ({message})" if isinstance(said, str) and said else message
+
+
 def own_frame(text: str, trust: Iterable[str] = ()) -> str | None:
     """Return the innermost frame of the user's own code in a traceback's text; None if there is none.
 

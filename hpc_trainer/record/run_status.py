@@ -11,7 +11,7 @@ from typing import Any
 from hpc_trainer.config.schema.cluster import ClusterConfig
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ExitCode
-from hpc_trainer.record.journal import MOVE_CAUSES, Attempt, read_failure, read_move
+from hpc_trainer.record.journal import MOVE_CAUSES, Attempt, first_line, read_failure, read_move
 from hpc_trainer.record.last_words import words_before_the_worker, words_of_death
 from hpc_trainer.record.ledger import most_timeouts, newest_timeouts, timed_out_words
 from hpc_trainer.record.metrics import SPEED
@@ -132,6 +132,8 @@ class RunStatus:
         kind, message = self.error.get("type"), str(self.error.get("message", "")).strip()
         if not self.state.has_failed or not message:
             return None
+        if self.error.get("said"):
+            return first_line(self.error)
         return f"{kind}: {message}" if kind else f"{self.cause}: {message}"
 
 

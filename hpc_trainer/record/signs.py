@@ -453,6 +453,8 @@ _PASSED_ON = re.compile(
 )
 _DIRECT_CAUSE = "the direct cause of the following exception"
 _WARNING = re.compile(r"\bWARNING\b|Warning: |\[W\d|level=warn|(?i:\bretrying\b)")
+_ABORTED = re.compile(r"ended with SIGABRT|^Aborted\b|what\(\):|terminate called")
+_CPP_ERROR, _LINES_ABOVE = "terminate called", 3
 
 
 def sign_of(lines: Iterable[str]) -> Sign | None:
@@ -461,14 +463,44 @@ def sign_of(lines: Iterable[str]) -> Sign | None:
     If the output ends with a traceback, only its error counts: earlier lines did not end the run.
     """
     lines = [*lines]
-    for line in reversed(_telling(lines)):
+    sign = next(_signs_in(_telling(lines), lines), None)
+    if sign is not None and _ABORTED.search(sign.line):
+        reasons = _signs_in(_before_abort(lines), lines)
+        return next((reason for reason in reasons if reason.name != sign.name), sign)
+    return sign
+
+
+def _signs_in(chosen: Sequence[str], lines: Sequence[str]) -> Iterator[Sign]:
+    """Yield the sign of each chosen line that has one, the newest line first."""
+    for line in reversed(chosen):
         for sign in SIGNS:
             match = re.search(sign.pattern, line[:_MAX_CHARS])  # compiled here once: `status` loads them and needs none
             if match is not None:
                 named = next((group for group in match.groups() if group), "")[:_MAX_FOUND]
                 shown = named if sign.finds is None else sign.finds(lines)
-                return replace(sign, says=sign.says.replace("{found}", shown), matched=named, line=line)
-    return None
+                yield replace(sign, says=sign.says.replace("{found}", shown), matched=named, line=line)
+                break
+
+
+def _before_abort(lines: Sequence[str]) -> list[str]:
+    """Return the lines in which a program that aborted says why: an error of C++ and the lines just above it."""
+    ends = [index for index, line in enumerate(lines) if _CPP_ERROR in line]
+    return [line for line in lines[max(0, ends[-1] - _LINES_ABOVE) :] if not _WARNING.search(line)] if ends else []
+
+
+_NEAR_THE_END = 10
+
+
+def last_error(lines: Sequence[str]) -> str | None:
+    """Return the line `ValueError: ..` of a traceback with which a program ended; None if it did not end with one."""
+    begins = [index for index, line in enumerate(lines) if _TRACEBACK.search(line)]
+    errors = (
+        index for index in range(begins[-1] + 1 if begins else len(lines), len(lines)) if lines[index][:1].strip()
+    )
+    index = next(errors, None)
+    if index is None or len(lines) - index > _NEAR_THE_END or _PASSED_ON.search(lines[index]):
+        return None
+    return lines[index].strip()[:_MAX_CHARS]
 
 
 def _telling(lines: Sequence[str]) -> list[str]:

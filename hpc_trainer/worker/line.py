@@ -23,6 +23,7 @@ from hpc_trainer.domains import contributions
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.record.files import claim, make_folder, write_json
 from hpc_trainer.record.holds import write_hold
+from hpc_trainer.record.journal import first_line
 from hpc_trainer.record.layout import RunPaths, SweepPaths
 from hpc_trainer.record.reading import is_there, names_in, read_json
 from hpc_trainer.record.states import RunState
@@ -139,9 +140,7 @@ _NUMBER = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?")
 
 def fingerprint(cause: str, error: Mapping[str, Any]) -> str:
     """Return a name that failures of one kind share: cause, type, and message without numbers, paths and run ids."""
-    lines = str(error.get("message", "")).strip().splitlines()
-    first = lines[0] if lines else ""
-    words = [word for word in first.split() if "/" not in word]
+    words = [word for word in first_line(error).split() if "/" not in word]
     text = f"{cause}|{error.get('type', '')}|{_NUMBER.sub('0', ' '.join(words))}"
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -159,8 +158,9 @@ def stop_the_line(paths: RunPaths, stop_after_alike: int, cause: str, error: Map
         alike = [name.removeprefix(f"{own}-") for name in names if name.startswith(f"{own}-")]
         if _WELL in names or len(alike) < stop_after_alike or is_there(sweep.hold):
             return
-        said = str(error.get("message", "")).strip().splitlines()
-        what = f"{error.get('type', cause)}: {said[0][:200]}" if said else str(error.get("type", cause))
+        said = first_line(error)
+        kind = "" if error.get("said") else f"{error.get('type', cause)}: "
+        what = f"{kind}{said[:200]}" if said else str(error.get("type", cause))
         why = f"the first {len(alike)} runs failed alike, {what} ({', '.join(alike[:3])})"
         write_hold(sweep.hold, why)
         print(f"{why}. The waiting runs of the sweep {sweep.name} are held.", flush=True)

@@ -29,7 +29,7 @@ from hpc_trainer.record.metrics import MetricsLog, NewLines, Told, newest_metric
 from hpc_trainer.record.reading import Faults, Watch, names_in, read_json
 from hpc_trainer.record.redaction import Redaction
 from hpc_trainer.record.rungs import pause_step
-from hpc_trainer.record.signs import with_causes
+from hpc_trainer.record.signs import last_error, with_causes
 from hpc_trainer.record.states import CANCEL, KILLED, POOL, RUNG, RunState
 from hpc_trainer.runtime.pace import SaveTimer
 from hpc_trainer.runtime.rank_env import RankEnv
@@ -407,7 +407,7 @@ class _Rank:
     def _fail(self, code: int | None) -> None:
         is_killed = code == -signal.SIGKILL
         output = _last_lines(self._paths.log(self._attempt, self._env.rank))
-        frame = own_frame(output)
+        frame, said = own_frame(output), last_error(output.splitlines())
         message = f"the program ended with {_ending(code)}"
         print(
             f"{message}: {self._shown(self._program.arguments if self._program else ())}", file=sys.stderr, flush=True
@@ -415,6 +415,7 @@ class _Rank:
         record = record_of(
             self.as_stop, ExitCode.FAILED, type="ProgramError", message=message,
             cause=KILLED if is_killed else "program", output=output, **({} if frame is None else {"frame": frame}),
+            **({} if said is None else {"said": said}),
         )  # fmt: skip
         conclude_error(self.as_stop, record)
 

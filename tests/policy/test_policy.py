@@ -185,8 +185,8 @@ _PROVIDED_BY = {
 _PLACEHOLDER = re.compile(r"hpc-trainer [a-z-]+ (?:[^ `]+ )*?[^ `]*\b(?:RUN|SWEEP|EXPORT|MORE|LONGER|NAME|FILE)\b")
 
 
-def _messages(tree: ast.Module) -> Iterator[str]:
-    """Texts of a module that are no docstrings and no help; each value in an f-string is an x."""
+def _messages(tree: ast.Module, value: str = "x") -> Iterator[str]:
+    """Texts of a module that are no docstrings and no help, with `value` for each value in an f-string."""
     passed = {
         id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     }
@@ -195,7 +195,7 @@ def _messages(tree: ast.Module) -> Iterator[str]:
             passed |= {id(each) for each in ast.walk(node)}
         if isinstance(node, ast.JoinedStr):
             passed |= {id(each) for each in node.values}
-            parts = (each.value if isinstance(each, ast.Constant) else "x" for each in node.values)
+            parts = (each.value if isinstance(each, ast.Constant) else value for each in node.values)
             yield "" if id(node) in passed else "".join(map(str, parts))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in passed:
             yield node.value
@@ -206,6 +206,26 @@ def test_commands_in_messages_are_complete() -> None:
         f"{_name(path)}: {text}" for path in MODULES for text in _messages(_tree(path)) if _PLACEHOLDER.search(text)
     ]
     assert found == [], "name the run, the sweep or the value that is meant"
+
+
+_SAID = re.compile(r"^    (error: .*(?:\n    error: .*)*|(?:wrong|note|Note|Problem): .*)", flags=re.MULTILINE)
+_WORD = re.compile(r"\b[a-z]{2,}\b")
+
+
+def _is_said(parts: list[str], line: str) -> bool:
+    """Return True if the line contains the sentence of these parts, with any values between them."""
+    return all(part in line for part in parts) and bool(re.search(".+?".join(map(re.escape, parts)), line))
+
+
+def test_messages_in_the_docs_are_those_of_the_package() -> None:
+    """Each `error: ..` in a transcript of a page has a sentence that the package says; else its words have changed."""
+    messages = (text for path in MODULES for text in _messages(_tree(path), "\0"))
+    sentences = {part for text in messages for part in re.split(r"(?<=[.:;]) |\n", text)}
+    known = [sentence.split("\0") for sentence in sentences if len(_WORD.findall(sentence)) > 2]
+    pages = [page for page in PAGES if page.name != "changelog.md" and page.parent.name != "decisions"]
+    shown = [(page, line) for page in pages for line in _SAID.findall(page.read_text(encoding="utf-8"))]
+    assert len(shown) > 10
+    assert [f"{_name(page)}: {line}" for page, line in shown if not any(_is_said(parts, line) for parts in known)] == []
 
 
 def test_what_is_imported_is_declared() -> None:

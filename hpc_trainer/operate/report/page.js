@@ -122,13 +122,14 @@
     ">": (a, b) => a > b, "<": (a, b) => a < b, ">=": (a, b) => a >= b, "<=": (a, b) => a <= b,
     "=": (a, b) => a === b, "!=": (a, b) => a !== b,
   };
-  /** Return True if a cell fits a filter: `>1e-3`, `>=1 <5`, `1..5`, `=x`, `!=x`, or a part of its text. */
+  /** Return True if a cell fits a filter: `>1e-3`, `>=1 <5`, `1..5`, `=x`, `=x|y`, `!=x`, or a part of its text. */
   const fits = (cell, filter) => {
     const asked = filter.trim();
     if (!asked) return true;
     const range = asked.match(/^(-?[\d.]+(?:e[-+]?\d+)?)\.\.(-?[\d.]+(?:e[-+]?\d+)?)$/i);
     const number = cell === null || cell === undefined || cell === "" ? NaN : Number(cell);
     if (range) return number >= Number(range[1]) && number <= Number(range[2]);
+    if (/^=[^=]/.test(asked) && asked.slice(1).split("|").includes(shown(cell))) return true;
     const tests = asked.split(/\s+/);
     if (tests.every((test) => /^(>=|<=|!=|=|>|<)./.test(test))) {
       return tests.every((test) => {
@@ -194,7 +195,7 @@
     plotly.react(panel.box, made.traces, layout, {
       displaylogo: false, responsive: true, showTips: false,
       // Named one by one: plotly's own choice has a button that sends the chart to its company.
-      modeBarButtons: [["toImage", "zoom2d", "pan2d", "autoScale2d", "resetScale2d"]],
+      modeBarButtons: [panel.brushed ? ["toImage"] : ["toImage", "zoom2d", "pan2d", "autoScale2d", "resetScale2d"]],
     });
     if (!panel.isDrawn) {
       panel.isDrawn = true;
@@ -202,15 +203,17 @@
         const index = event.points[0].customdata ?? (event.points[0].data.meta || {}).run;
         if (isNumber(index)) chooseRun(index);
       });
+      // After plotly's own end of the drag: the filter draws the chart anew.
+      if (panel.brushed) panel.box.on("plotly_selected", (event) => { if (event && event.range) setTimeout(() => panel.brushed(event.range)); });
     }
   };
   const redraw = (all = false) => {
     for (const panel of panels) { panel.isDirty = true; delete panel.box.dataset.fresh; if (all || panel.isNear) drawPanel(panel); }
   };
-  /** Return a figure whose chart `make` returns as traces and layout. */
-  const figure = (title, make, { high = false, note = "" } = {}) => {
+  /** Return a figure whose chart `make` returns as traces and layout; `brushed` gets the range that a user drags over. */
+  const figure = (title, make, { high = false, note = "", brushed = null } = {}) => {
     const box = el("div", { className: `plot wait${high ? " high" : ""}`, role: "img", "aria-label": title }, "..");
-    const panel = { box, make, isDirty: true, isNear: false, isDrawn: false };
+    const panel = { box, make, brushed, isDirty: true, isNear: false, isDrawn: false };
     panels.push(panel);
     observer.observe(box);
     return el("figure", {}, el("h3", {}, title), note ? el("p", { className: "soft" }, note) : null, box);
@@ -337,7 +340,7 @@
         state.filters = {}; state.search = ""; byId("search").value = ""; state.off.clear(); update();
       } }, "Clear filters")),
     el("details", { className: "noprint", id: "columns" }, el("summary", {}, "Columns, and how to filter"),
-      el("p", { className: "soft" }, "A filter is a part of the text, or >1e-3, >=1 <5, 1..5, =x, !=x. A title sorts, the best first. Charts below show the rows that fit, in this order."),
+      el("p", { className: "soft" }, "A filter is a part of the text, or >1e-3, >=1 <5, 1..5, =x, =x|y, !=x. A title sorts, the best first. Charts below show the rows that fit, in this order."),
       el("div", {}, ...columns.map((column) => check(column.name, state.columns.has(column.name), (isOn) => {
         if (isOn) state.columns.add(column.name); else state.columns.delete(column.name);
         update();
@@ -478,9 +481,25 @@
       return ticks.map(([y, text]) => ({ x: at, y, text: esc(text), showarrow: false, xanchor: "left", xshift: 4, font: { size: 11, color: css("--ink") }, bgcolor: css("--card"), opacity: 0.85 }));
     });
     const lines = names.map((_, at) => ({ type: "line", x0: at, x1: at, y0: 0, y1: 1, line: { color: css("--soft"), width: 1 } }));
-    return { traces, layout: { annotations, shapes: lines,
+    return { traces, layout: { annotations, shapes: lines, dragmode: "select", selectdirection: "d",
       xaxis: { tickvals: names.map((_, at) => at), ticktext: names.map(esc), showgrid: false, zeroline: false, range: [-0.15, names.length - 0.6] },
       yaxis: { visible: false, range: [-0.06, 1.06] } } };
+  };
+  /** Filter the table by the part of an axis of the parallel coordinates that was dragged over. */
+  const brush = ({ x, y }) => {
+    const names = [...data.axes, state.metric];
+    const name = names[Math.max(0, Math.min(names.length - 1, Math.round((x[0] + x[1]) / 2)))];
+    const scale = scaleOf(name, withMetric().slice(0, 500));
+    const [bottom, top] = [Math.min(...y), Math.max(...y)];
+    if (!scale.ticks && scale.high === scale.low) return;
+    const value = (share) => (share <= 0 ? scale.low : share >= 1 ? scale.high
+      : Number((scale.isLog ? scale.low * (scale.high / scale.low) ** share : scale.low + share * (scale.high - scale.low)).toPrecision(6)));
+    const within = (scale.ticks || []).filter((_, at) => shareOf(scale, at) >= bottom && shareOf(scale, at) <= top);
+    if (scale.ticks ? !within.length : top <= 0 || bottom >= 1) return;
+    state.filters[name] = scale.ticks ? `=${within.join("|")}` : `${value(bottom)}..${value(top)}`;
+    state.columns.add(name);
+    for (const label of byId("columns").querySelectorAll("label")) if (label.textContent === name) label.firstChild.checked = true;
+    update();
   };
   const importance = () => {
     const found = (data.importance || {})[state.metric];
@@ -535,7 +554,7 @@
   };
   const parametersSection = () => (data.axes.length && metricNames.length ? section("parameters", "Parameters",
     el("div", { className: "bar" }, select("Metric", metricNames.map((name) => [name, name]), state.metric, (value) => set("metric", value))),
-    el("div", { className: "plots one" }, figure("Parallel coordinates", parallel, { high: true })), el("p", {}),
+    el("div", { className: "plots one" }, figure("Parallel coordinates", parallel, { high: true, brushed: brush, note: "Drag over a part of an axis to filter the rows by it." })), el("p", {}),
     el("div", { className: "plots" },
       Object.keys(data.importance || {}).length ? figure("Importance", importance, { note: data.importance_note }) : null,
       twoAxesFigure(),

@@ -99,8 +99,16 @@ def test_the_commands_say_what_there_was_to_hold_and_to_release(
     assert capsys.readouterr().out.startswith("Nothing to release: no run of sweep is held.\n")
     run_hold(*words, save=False, as_json=False)
     assert capsys.readouterr().out.splitlines() == [
-        "Nothing of sweep waits; 1 at work continue (--save holds them too).", "Next: hpc-trainer status sweep",
-    ]  # fmt: skip
+        "Nothing of sweep waits; 1 at work continue (--save holds them too), and none of them restarts.",
+        "Next: hpc-trainer release sweep",
+    ]
+    assert sweep.paths.hold.exists(), "a preemption may put back the run at work, and a search draws no further trial"
+    run_release(*words, as_json=False)
+    assert capsys.readouterr().out.startswith("sweep is not held any more; none of its runs was waiting.\n")
+    fake_slurm.answer("squeue", "")
+    fake_slurm.answer("sacct", "500_1|CANCELLED|0:0|n1\n")
+    run_hold(*words, save=False, as_json=False)
+    assert capsys.readouterr().out.splitlines()[0] == "Nothing of sweep waits."
     assert not sweep.paths.hold.exists()
 
 
@@ -291,6 +299,15 @@ def test_other_failures_and_successes_do_not_stop_the_line(sweep: SweepOnDisk, f
     _fail(sweep, 2)
     assert not sweep.paths.hold.exists(), "one has completed"
     stop_the_line(sweep.run(1), 0, "exception", {"type": "OSError", "message": "no file 7"})
+
+
+def test_programs_fail_alike_if_they_printed_the_same_error(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    error = {"type": "ProgramError", "message": "the program ended with exit code 1"}
+    for index, said in enumerate(("KeyError: 'a'", "ValueError: lr 5 is too large", "ValueError: lr 7 is too large")):
+        assert not sweep.paths.hold.exists()
+        stop_the_line(sweep.run(index), 2, "program", {**error, "said": said})
+    words = read_hold(sweep.paths.hold, Faults()).words
+    assert "failed alike, ValueError: lr 7 is too large (the program ended with exit code 1)" in words
 
 
 @pytest.mark.parametrize("how", ["silent", "hangs", "no folder"])

@@ -262,6 +262,40 @@ def test_a_user_sorts_filters_and_sees_equal_colours(clean_tab: Tab, tmp_path: P
 
 
 @needs_chromium
+def test_a_drag_over_an_axis_filters_the_rows(clean_tab: Tab, tmp_path: Path) -> None:
+    tab, page = clean_tab, tmp_path / "page.html"
+    sweep = make_sweep(tmp_path / "runs" / "mine")
+    page.write_text(page_of(sweep), encoding="utf-8")
+    tab.open(page)
+    see_all(tab)
+    parallel = "document.querySelector('#parameters .plot')"
+    names = tab.js(f"{parallel}.layout.xaxis.ticktext")
+
+    def drag(name: str, bottom: float, top: float) -> None:
+        """Drag over an axis, from and to these shares of its height."""
+        tab.js(f"{parallel}.scrollIntoView({{block: 'center'}})")
+        places = [
+            tab.js(f"""(() => {{ const box = {parallel}, rect = box.getBoundingClientRect(), full = box._fullLayout;
+                return [rect.x + full._size.l + full.xaxis.l2p({names.index(name)} + {shift}),
+                        rect.y + full._size.t + full.yaxis.l2p({share})]; }})()""")
+            for shift, share in ((-0.1, top), (0.1, bottom))
+        ]
+        for kind, (x, y) in zip(
+            ("mousePressed", "mouseMoved", "mouseReleased"), (places[0], places[1], places[1]), strict=True
+        ):
+            tab.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1)
+
+    drag("optim.lr", 0.8, 1.04)
+    tab.wait("document.querySelector('[data-filter=\"optim.lr\"]').value")
+    low, high = map(float, tab.js("document.querySelector('[data-filter=\"optim.lr\"]').value").split(".."))
+    rates = [float(spec.axes["optim.lr"]) for spec in sweep.specs]
+    assert 0 < low < high == max(rates), "the axis is logarithmic, and its end belongs to the range"
+    assert {rates[run] for run in tab.js(CELLS)} == {rate for rate in rates if low <= rate <= high} == {max(rates)}
+    click(tab, "#clear")
+    assert len(tab.js(CELLS)) == 12
+    assert tab.console == []
+
+
 def test_a_reload_has_the_same_filters_order_and_columns(clean_tab: Tab, tmp_path: Path) -> None:
     tab, page = clean_tab, tmp_path / "page.html"
     page.write_text(page_of(make_sweep(tmp_path / "runs" / "mine")), encoding="utf-8")

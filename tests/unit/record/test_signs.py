@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from hpc_trainer.record.signs import SIGNS, found_in, sign_of
+from hpc_trainer.record.signs import SIGNS, found_in, last_error, sign_of
 
 FAULT = "uncorrectable ECC error"
 ECC = f"CUDA error: {FAULT} encountered"
@@ -19,6 +19,8 @@ def _name(lines: Sequence[str]) -> str | None:
 
 
 _OTHER = _name([MODULE])
+_CPP = ["terminate called after throwing an instance of 'std::exception'"]
+_ABORTED = "the program ended with SIGABRT: python train.py"
 
 
 @pytest.mark.parametrize(
@@ -46,6 +48,14 @@ _OTHER = _name([MODULE])
         (["x" * (500 - len(FAULT)) + FAULT], "gpu_ecc"),
         (["x" * (501 - len(FAULT)) + FAULT], None),  # a line is read so far
         ([f"  {ECC}"], "gpu_ecc"),
+        # A program that aborted says why just above, and hpc_trainer's own line about the signal does not hide it.
+        ([*_CPP, "  what():  std::bad_alloc", _ABORTED], "host_memory"),
+        ([*_CPP, "  what():  CUDA error: an illegal memory access", "frame #0: f", _ABORTED], "gpu_access"),
+        (["[rank1]: Watchdog caught collective operation timeout: WorkNCCL", *_CPP, _ABORTED], "nccl_timeout"),
+        ([*_CPP, "  what():  the mesh has a hole", _ABORTED], "crash"),
+        ([ECC, "step 3", "step 4", "step 5", *_CPP, _ABORTED], "crash"),
+        ([ECC, "free(): invalid pointer", _ABORTED], "crash"),
+        ([*_CPP, "  what():  std::bad_alloc", "the program ended with SIGSEGV: x"], "crash"),
     ],
 )  # fmt: skip
 def test_which_line_tells_why(lines: list[str], name: str | None) -> None:
@@ -84,6 +94,21 @@ def test_signs_of_a_node_and_no_others_send_the_run_elsewhere() -> None:
     assert {"gpu_ecc", "launch_failed"} < of_node
     assert {"arguments", "syntax", "signal", "crash", "labels"}.isdisjoint(of_node)
     assert of_node < {sign.name for sign in SIGNS if any("hardware.exclude" in words for words in sign.advice)}
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ([], None), (["step 3"], None), (["Traceback (most recent call last):", "  frame"], None),
+        (["Traceback (most recent call last):", "  frame", "KeyError: 'x'"], "KeyError: 'x'"),
+        (["Traceback (most recent call last):", "  frame", "KeyError: 1",
+          "Traceback (most recent call last):", "  frame", "ValueError: two", "  lines", "more"], "ValueError: two"),
+        (["Traceback (most recent call last):", "  frame", "KeyError: 1", *["step 3"] * 10], None),
+        (["Traceback (most recent call last):", "  frame", "CalledProcessError: 3"], None),
+    ],
+)  # fmt: skip
+def test_the_error_with_which_a_program_ended(lines: list[str], said: str | None) -> None:
+    assert last_error(lines) == said
 
 
 def test_the_newest_place_of_a_line_comes_first() -> None:
