@@ -71,9 +71,9 @@ def _micro_batch(facts: Facts) -> Iterator[Finding]:
     if utilisation is None:
         return
     changes = []
-    for size in sorted((size for size in fits if size > micro), reverse=True):
+    for size in sorted(fits, reverse=True):
         values = {"train.micro_batch_size": size, "train.grad_accum_steps": share // size}
-        # The GPU's idle time between passes is proportional to their number.
+        # The GPU's idle time between passes is proportional to their number; a size that is not larger gains nothing.
         changes.append(Change(values, Gain(share=(1 - utilisation) * (1 - micro / size))))
     used = (others + activations) / limit
     yield Finding(

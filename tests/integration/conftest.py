@@ -15,10 +15,37 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from hpc_trainer.cli.main import app
 from hpc_trainer.record.checkpoint_folders import committed
 from tests import warm
 from tests.journals import JOURNALS, journal_records
+
+PACED_DIGITS = """
+import time
+from pathlib import Path
+from hpc_trainer.config.schema.data import DigitsConfig
+from hpc_trainer.training.data.digits import build as digits
+
+class Paced:
+    def __init__(self, inner):
+        self._inner = inner
+        self.input_shape, self.num_classes = inner.input_shape, inner.num_classes
+    def __len__(self):
+        return len(self._inner)
+    def __getitems__(self, indices):
+        if Path("slow").exists():
+            time.sleep(0.05)
+        return self._inner.__getitems__(indices)
+
+def build(split):
+    return Paced(digits(DigitsConfig(), split)) if split == "train" else digits(DigitsConfig(), split)
+"""
+PACED = ("experiment=digits", "data=custom", "data._target_=paced_digits.build", "data.num_workers=0", "--trust",
+         "paced_digits")  # fmt: skip
+"""Words of a training on digits that takes 0.05 s a step while there is a file `slow` (LocalDriver.slow_digits)."""
+_READING = frozenset({"status", "results", "best", "why", "sweeps"})
 
 
 @dataclass
@@ -75,10 +102,33 @@ class LocalDriver:
         return done
 
     def json(self, *words: str) -> Any:
-        return json.loads(self.run(*words, "--json").stdout)
+        """What the command prints as JSON. One that only reads is called here: a process of it takes 0.5 s of CPU more.
+
+        `run` starts a process of each command.
+        """
+        if words[0] not in _READING:
+            return json.loads(self.run(*words, "--json").stdout)
+        before = Path.cwd()
+        os.chdir(self.folder)
+        try:
+            done = CliRunner().invoke(app, [*words, "--json"], env={**dict.fromkeys(os.environ), **self.env})
+        finally:
+            os.chdir(before)
+        if done.exit_code:
+            raise AssertionError(
+                f"{words} ended with {done.exit_code}: {done.exception!r}\n{done.output}\n{self.logs()}"
+            )
+        return json.loads(done.stdout)
 
     def train(self, *words: str) -> Any:
         return self.json("train", *words)
+
+    def slow_digits(self) -> Path:
+        """Write the module for PACED, and the file that makes it slow: few steps are enough to be stopped in them."""
+        (self.folder / "paced_digits.py").write_text(PACED_DIGITS)
+        slow = self.folder / "slow"
+        slow.touch()
+        return slow
 
     def run_folder(self, sweep: str) -> Path:
         (folder,) = {path.parent for path in (self.runs / sweep).glob(f"*/{JOURNALS}")}

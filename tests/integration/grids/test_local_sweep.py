@@ -18,6 +18,7 @@ from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.status import read_status
 from tests import warm
 from tests.benchmarks.gpu import EXPERIMENTS
+from tests.integration.conftest import PACED
 from tests.journals import journal_records
 
 if TYPE_CHECKING:
@@ -57,7 +58,8 @@ def test_grid_with_two_hardware_shapes(local: LocalDriver) -> None:
 
 
 def test_submit_is_detached_and_ctrl_c_stops_with_a_checkpoint(local: LocalDriver) -> None:
-    words = ("submit", "experiment=digits", "cluster=local", "model=mlp", "seed=0,1", "train.num_steps=1200",
+    slow = local.slow_digits()
+    words = ("submit", *PACED, "cluster=local", "model=mlp", "seed=0,1", "train.num_steps=200",
              "monitor.heartbeat_every_s=0", "sweep_name=long")  # fmt: skip
     process = local.start(*words, "--wait")
     assert process.stdout is not None
@@ -72,6 +74,7 @@ def test_submit_is_detached_and_ctrl_c_stops_with_a_checkpoint(local: LocalDrive
     states = sorted(run["state"] for run in local.json("status", "long")["runs"])
     assert states == ["NEW", "PREEMPTED"]
 
+    slow.unlink()
     local.json(*words)  # returns at once; the queue works on by itself
     _wait_until(local, "long", "COMPLETED", timeout_s=200)
     resumed = [

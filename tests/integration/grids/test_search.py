@@ -124,8 +124,8 @@ def test_more_trials_continue_a_search_and_another_space_is_refused(local: Local
     refused = local.run("submit", *words, "search.trials=3", "optim.lr=interval(1e-4,1e-1)", check=False)
     assert refused.returncode == 2
     assert "(log) before, optim.lr from 0.0001 to 0.1 (linear) now" in refused.stderr
-    grid = local.run("submit", *WORDS[:-1], "sweep_name=more", "optim.lr=1e-3,1e-2", check=False)
-    assert grid.returncode == 0, "runs of a grid may join"
+    grid = local.json("plan", *WORDS[:-1], "sweep_name=more", "optim.lr=1e-3,1e-2")
+    assert (grid["problems"], len(grid["runs"])) == ([], 2), "runs of a grid may join"
 
 
 IN_PYTHON = """

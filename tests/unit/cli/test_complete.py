@@ -192,7 +192,6 @@ def test_a_real_bash_at_a_terminal(project: Path, tmp_path: Path) -> None:
             ("model=resnet1\t", "model=resnet18 "),
             ("optim.momentu\t", "optim.momentum="),
             ("0.9 cluster.executor=l\t", "0.9 cluster.executor=local "),
-            ("experiment=ri\t", "experiment=rings "),
         ):
             _type(terminal, typed, shown)
         _type(terminal, "\x15hpc-trainer status st\t", "hpc-trainer status study ")

@@ -87,7 +87,12 @@ def test_one_command_submits_all_and_one_cancels_all(
         ("\n    - name: a\n      overrides: [after=b]\n    - name: b\n", "", (), "follows earlier stages only"),
         ("\n    - name: a\n      overrides: [after=a]\n", "", (), "stage a: after=a: a stage follows earlier"),
         ("\n    - name: a\n    - name: b\n      overrides: [after=ax]\n", "", (), "there is no sweep ax"),
-        ("\n    - name: a\n", "  axes: {seed: [0, 1]}\n", (), "describe two different things"),
+        (
+            "\n    - name: a\n",
+            "  axes: {seed: [0, 1]}\n  exclude: [seed > 0]\n",
+            (),
+            "sweep.stages and sweep.axes describe two different things",
+        ),
         ("\n    - name: pretrain\n", "", ("pretain:seed=1",), "Did you mean pretrain?"),
         ("\n    - name: a\n      overrides: [optim.lr=x]\n", "", (), "stage a: "),
     ],

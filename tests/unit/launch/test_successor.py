@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from hpc_trainer.errors import RefusedError
+from hpc_trainer.launch import later_jobs
 from hpc_trainer.launch.grids import submit_grid
 from hpc_trainer.launch.later_jobs import submit_successor
 from hpc_trainer.launch.settle import settle_intents
@@ -52,6 +54,17 @@ def sweep(tmp_path: Path, fake_slurm: FakeSlurm) -> SweepPaths:
 @pytest.fixture
 def run(sweep: SweepPaths) -> RunPaths:
     return sweep.run(read_ledger(sweep).submissions[0].run_ids[1])
+
+
+def test_the_worker_reads_which_job_follows(
+    run: RunPaths, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["later_jobs", str(run.folder), "101_1"])
+    later_jobs.main()
+    assert capsys.readouterr().out == f"{run.run_id}: job 102 follows job 101_1.\n"
+    run.marker(CANCEL).touch()
+    later_jobs.main()
+    assert capsys.readouterr().out == f"{run.run_id}: nothing to follow job 101_1.\n"
 
 
 def test_one_job_with_the_run_begins_when_the_old_one_has_ended(

@@ -128,8 +128,9 @@ def test_only_folders_that_others_may_write_come_behind_the_standard_library(
 ) -> None:
     mine = tmp_path / "mine"
     write_files(mine, {"zipfile.py": "raise SystemExit('the one that was asked for')\n"})
-    mine.chmod(0o700)
-    assert "the one that was asked for" in _start(archive, project, PYTHONPATH=str(mine)).stderr
+    for mode in (0o700, 0o755):
+        mine.chmod(mode)
+        assert "the one that was asked for" in _start(archive, project, PYTHONPATH=str(mine)).stderr
     mine.chmod(0o777)
     assert _start(archive, project, PYTHONPATH=str(mine)).returncode == 5
 

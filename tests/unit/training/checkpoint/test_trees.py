@@ -82,8 +82,16 @@ def through_disk(tree: Any, path: Path) -> Any:
 
 
 @given(trees)
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_any_tree_comes_back(tmp_path_factory: pytest.TempPathFactory, tree: Any) -> None:
+    path = tmp_path_factory.getbasetemp() / "tree.safetensors"
+    assert same(through_disk(tree, path), tree)
+
+
+@pytest.mark.long
+@given(trees)
+@settings(max_examples=1000)
+def test_any_of_many_trees_comes_back(tmp_path_factory: pytest.TempPathFactory, tree: Any) -> None:
     path = tmp_path_factory.getbasetemp() / "tree.safetensors"
     assert same(through_disk(tree, path), tree)
 
