@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,8 +27,8 @@ from hpc_trainer.launch.searches import await_slots, search_kind
 from hpc_trainer.operate.control import cancel_runs
 from hpc_trainer.operate.find import check_one_each, configured_runs_dir, find_sweep, select
 from hpc_trainer.operate.formats import frame, has_pandas, html_text
-from hpc_trainer.operate.results import BestRun, ResultTable, result_table
-from hpc_trainer.operate.show import SweepLine, find_run, sweep_lines
+from hpc_trainer.operate.results import BestRun, ResultTable, named_apart, result_table
+from hpc_trainer.operate.show import COUNT_S, SweepColumns, SweepLine, find_run, sweep_lines
 from hpc_trainer.operate.sync import SyncResult, sync_named, tracker_named
 from hpc_trainer.operate.waits import looks
 from hpc_trainer.operate.where import parse_where
@@ -196,10 +197,21 @@ class Rows(list[T]):
     def _repr_html_(self) -> str:
         rows: list[dict[str, Any]] = []
         for item in self:
-            row: dict[str, Any] = dict(item) if isinstance(item, dict) else dataclasses.asdict(item)  # type: ignore[call-overload]
-            more = row.pop("more", {})  # what domains add to a sweep's line
-            rows.append({**row, **more})
+            if isinstance(item, SweepLine):
+                rows.append(_cells_of(item))
+            else:
+                rows.append(dict(item) if isinstance(item, dict) else dataclasses.asdict(item))  # type: ignore[call-overload]
         return html_text(ResultTable(rows=rows, axes=(), metrics=(), costs=()))
+
+
+def _cells_of(line: SweepLine) -> dict[str, Any]:
+    """Return a sweep's line as `sweeps` of the command line shows it, without its command."""
+    contributed: Sequence[SweepColumns] = contributions("sweep_columns")
+    submitted = time.strftime("%Y-%m-%d %H:%M", time.localtime(line.time)) if line.time else "-"
+    cells = {"sweep": line.name, "runs": line.num_runs, "submitted": submitted, "by": line.executor}
+    for columns in contributed:
+        cells.update(zip(map(str.lower, columns.headings), columns.cells(line.more), strict=True))
+    return cells
 
 
 class Sweep(SweepStatus):
@@ -210,12 +222,13 @@ class Sweep(SweepStatus):
 
     def _repr_html_(self) -> str:
         metrics = {run_id: found for run_id, (found, _) in metrics_now(self, self.runs).items()}
-        rows = [
-            {"run_id": run.run_id, "state": run.state.value, "step": run.progress, "node": run.node,
-             **{key: metrics[run.run_id][key] for key in metrics[run.run_id].keys() & {"loss"}},
-             **outcome_metrics(run, metrics[run.run_id])}
-            for run in self.runs
-        ]  # fmt: skip
+        rows = []
+        for run in self.runs:
+            row = {"run_id": run.run_id, "state": run.state.value, "step": run.progress, "node": run.node}
+            known = metrics[run.run_id]
+            told = {**{key: known[key] for key in known.keys() & {"loss"}}, **outcome_metrics(run, known)}
+            names = named_apart(told, {*row, "cause"})
+            rows.append({**row, **{names[key]: value for key, value in told.items()}})
         columns = list(dict.fromkeys(column for row in rows for column in row))
         for row, run in zip(rows, self.runs, strict=True):
             row["cause"] = run.reason if run.reason is None or len(run.reason) <= _CAUSE else f"{run.reason[:_CAUSE]}.."
@@ -239,16 +252,16 @@ class Explanation(Why):
 
 
 def results(
-    sweep: str | None = None, *, group_by: Sequence[str] = (), where: str | None = None, columns: Sequence[str] = (),
-    sort: str | None = None, runs_dir: Path | None = None,
+    sweep: str | None = None, *, group_by: str | Sequence[str] = (), where: str | None = None,
+    columns: str | Sequence[str] = (), sort: str | None = None, runs_dir: Path | None = None,
 ) -> pd.DataFrame | Rows[dict[str, Any]]:  # fmt: skip
     """Return the table of `hpc-trainer results`, one row a run, with best values; a DataFrame if pandas is installed.
 
     Args:
         sweep: the sweep; None: the newest one.
-        group_by: axes over which complete runs are averaged, such as `["seed"]`.
+        group_by: axes over which complete runs are averaged, such as `["seed"]` or `"seed"`.
         where: a condition, such as `"optim.lr>1e-3 and state=='COMPLETED'"`.
-        columns: the columns; none: all.
+        columns: the columns, such as `["optim.lr", "eval_loss"]` or `"optim.lr,eval_loss"`; none: all.
         sort: the column to sort by, best first; `-` before its name reverses the order.
         runs_dir: folder of sweeps; None: the configured folder.
 
@@ -261,9 +274,14 @@ def results(
     """
     condition = None if where is None else parse_where(where, "where=")
     status_ = read_status(find_sweep(_folder(runs_dir), sweep), is_look=True)
-    table = result_table(status_, typed=True, best=True).where(condition).means_over(group_by)
-    table = (table if sort is None else table.sorted_by(sort)).select(columns)
+    table = result_table(status_, typed=True, best=True).where(condition).means_over(_names(group_by))
+    table = (table if sort is None else table.sorted_by(sort)).select(_names(columns))
     return _as_frame(table.rows, table.columns)
+
+
+def _names(given: str | Sequence[str]) -> Sequence[str]:
+    """Return names that are given as a list, or as one text with commas between them, as on the command line."""
+    return [name.strip() for name in given.split(",") if name.strip()] if isinstance(given, str) else given
 
 
 def best(sweep: str | None = None, *, runs_dir: Path | None = None) -> Best:
@@ -336,10 +354,12 @@ def why(run: str, *, sweep: str | None = None, runs_dir: Path | None = None) -> 
 def sweeps(runs_dir: Path | None = None) -> Rows[SweepLine]:
     """Return the sweeps in the folder of sweeps, the latest submitted first; no scheduler is asked.
 
+    Files are counted for at most 5 s, as by `hpc-trainer sweeps`; sizes and best values beyond that are None.
+
     Args:
         runs_dir: folder of sweeps; None: the configured folder.
     """
-    return Rows(sweep_lines(_folder(runs_dir)))
+    return Rows(sweep_lines(_folder(runs_dir), seconds=COUNT_S))
 
 
 def cancel(*names: str, sweep: str | None = None, save: bool = False, runs_dir: Path | None = None) -> list[str]:

@@ -268,10 +268,16 @@ _USUAL, _NARROWEST = 28, 12
 _END = 19
 _CUT = "…"
 _RUN_ID = re.compile(r"-[0-9a-f]{10}\Z")
+_FIGURE = re.compile(r"[-+]?[\d.,]*(e[-+]?\d+)?( (±|\+-) [\d.]+(e[-+]?\d+)?)?|nan|-?inf")
 _PAIRS = re.compile(r"\S+=\S+( \S+=\S+)*( \(.*\))?")
 _PAIR_ENDS = re.compile(r" (?=\S+=|\()")
 Least = str | tuple[str, int]
 """Column that may be dropped, or (column, smallest useful width) of a column that may be cut."""
+
+
+def _figures(cells: Sequence[str]) -> int:
+    """Return the width of the longest cell if all are figures, which a cut would change; else 0."""
+    return max(map(len, cells)) if all(map(_FIGURE.fullmatch, cells)) else 0
 
 
 def fit_table(
@@ -312,12 +318,16 @@ def fit_table(
         elif index in kept:
             sizes[index] = min(whole[index], sizes[index] - over())
     kept.sort()
-    while over() > 0 and (wide := [place for place in kept if sizes[place] > _NARROWEST]):
+    least_size = [_NARROWEST] * len(sizes)
+    if over() > 0 and rows:
+        least_size = [max(_NARROWEST, _figures(cells)) for cells in zip(*rows, strict=True)]
+    while over() > 0 and (wide := [place for place in kept if sizes[place] > least_size[place]]):
         widest = max(wide, key=lambda place: sizes[place])
         next_widest = max((sizes[place] for place in wide if sizes[place] < sizes[widest]), default=_NARROWEST)
-        sizes[widest] = max(next_widest, sizes[widest] - over(), _NARROWEST)
+        sizes[widest] = max(next_widest, sizes[widest] - over(), least_size[widest])
     while over() > 0 and len(kept) > 1:
-        kept.pop()
+        enough = [place for place in kept[1:] if sizes[place] + GAP >= over()]
+        kept.remove(enough[-1] if enough else kept[-1])
     sizes[kept[0]] = min(sizes[kept[0]], width)
     return kept, [sizes[place] for place in kept]
 

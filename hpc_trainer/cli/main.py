@@ -36,6 +36,7 @@ from hpc_trainer.cli.options import (
     Json,
     Names,
     Overrides,
+    Program,
     RunsDir,
     SweepArgument,
     SweepOption,
@@ -55,6 +56,7 @@ from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError
 
 app = typer.Typer(
     name="hpc-trainer",
+    cls=Program,
     help="Submit grids of training runs to Slurm, or to this machine; interrupted runs resume by themselves.",
     no_args_is_help=True,
     rich_markup_mode=None,

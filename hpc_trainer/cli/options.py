@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from hpc_trainer.cli.common import as_typed
 from hpc_trainer.errors import ConfigError, HpcTrainerError
@@ -141,7 +141,50 @@ def _no_names(context: typer.Context, words: list[str] | None) -> list[str] | No
     return words
 
 
-class Verb(TyperCommand):
+class _Conversion:
+    """Conversion of a parameter's words as typer does it, which loads pydantic only if the words need it.
+
+    Since version 0.29 typer converts each value by pydantic, also a text to a text and a missing value to None, and
+    loading pydantic takes long (docs/benchmarks/login_node_and_loop.md).
+    """
+
+    def __init__(self, param: Any) -> None:
+        self._kind, self._is_list = param.type_descriptor.annotation, param.multiple or param.nargs == -1
+        self._of_typer = param.get_runtime_param
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Return the value as the type of the annotation; typer's method has the same name and arguments."""
+        if value is None:
+            return () if self._is_list else None
+        if self._kind is str and isinstance(value, str):
+            return value
+        if self._kind is Path and isinstance(value, str) and (not os.path.lexists(value) or os.access(value, os.R_OK)):
+            return Path(value)
+        if self._kind == list[str] and not isinstance(value, str):
+            return list(value)
+        return self._of_typer().coerce(value, param=param, ctx=ctx)
+
+
+class _Quick:
+    """Part of a command's class that gives `_Conversion` to all of its parameters, also to typer's own, such as --help.
+
+    Earlier versions of typer, which do not load pydantic, keep their conversion.
+    """
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the command's parameters."""
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if hasattr(param, "type_descriptor") and "get_runtime_param" not in vars(param):
+                vars(param).update(get_runtime_param=lambda conversion=_Conversion(param): conversion)
+        return params
+
+
+class Program(_Quick, TyperGroup):
+    """Group of all verbs."""
+
+
+class Verb(_Quick, TyperCommand):
     """Command whose help shows only an argument's metavar; typer would add brackets and `<list[str]>`."""
 
     def __init__(self, *args: Any, **more: Any) -> None:

@@ -8,7 +8,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -43,7 +43,7 @@ from hpc_trainer.operate.find import (
     select,
 )
 from hpc_trainer.operate.logs import follow_logs, log_files, read_logs
-from hpc_trainer.operate.results import as_value, runs_where
+from hpc_trainer.operate.results import as_value, named_apart, runs_where
 from hpc_trainer.operate.where import parse_where
 from hpc_trainer.record.chain import stages_of
 from hpc_trainer.record.layout import SweepPaths
@@ -107,9 +107,8 @@ def run_cells(status: SweepStatus, runs: Sequence[RunStatus]) -> dict[str, dict[
     """Return run id -> value by column of `--where`: keys of `status --json`, axes as numbers, metrics by name."""
     axes, metrics = find_axes([run.spec for run in runs]), metrics_now(status, runs)
     times = submit_times(status.ledger)
-    return {
+    fixed = {
         run.run_id: {
-            **metrics[run.run_id][0],
             **{axis: as_value(text) for axis, text in axes[run.run_id].items()},
             "run_id": run.run_id, "state": run.state.value, "step": run.step, "num_steps": run.num_steps,
             "attempt": len(run.attempts), "job_id": run.job_id, "cause": run.cause, "node": run.node,
@@ -118,6 +117,13 @@ def run_cells(status: SweepStatus, runs: Sequence[RunStatus]) -> dict[str, dict[
         }
         for run in runs
     }  # fmt: skip
+    taken = {name for cells in fixed.values() for name in cells}
+    return {run.run_id: {**_metric_cells(metrics[run.run_id][0], taken), **fixed[run.run_id]} for run in runs}
+
+
+def _metric_cells(metrics: Mapping[str, Any], taken: Collection[str]) -> dict[str, Any]:
+    """Return the metrics by column, as `results` names them; `taken` are the names of the other columns."""
+    return {column: metrics[name] for name, column in named_apart(metrics, taken).items()}
 
 
 def waiting_s(run: RunStatus, submitted: Sequence[float]) -> float | None:
@@ -535,7 +541,7 @@ def print_runs(status: SweepStatus, runs: Sequence[RunStatus], chosen: Sequence[
         if chosen:
             by_name = {name.lower(): cell for name, cell in cells.items()}
             values = {key: figure(value) for key, value in metrics[run.run_id][0].items()}
-            chosen_cells.append({**values, **axes[run.run_id], **by_name})
+            chosen_cells.append({**_metric_cells(values, {*keys, *by_name}), **axes[run.run_id], **by_name})
             continue
         rows.append([*_each(_COLUMNS, cells, [axis_value(key, axes[run.run_id].get(key, "-")) for key in keys])])
     if chosen:

@@ -45,6 +45,7 @@ def plan_json(plan: SweepPlan) -> dict[str, Any]:
              "time_limit_min": array.shape.time_limit_min,
              "gpu_hours_max": array.gpu_hours_max, "start": start,
              "slots": array.slots or None, "per_node": array.per_node or None,
+             "per_gpu": array.per_gpu if array.slots else None,
              "script": array_script_of(plan, array)}
             for array, start in zip_longest(plan.arrays, plan.starts)
         ],
@@ -132,9 +133,10 @@ def _packing(array: ArrayPlan) -> str:
     """Describe how the runs of a pool are packed, and compare that with one job for each run."""
     run_shape = array.specs[0].shape
     alone_hours = run_shape.gpu_hours * len(array.specs)
+    sharing = f", {array.per_gpu} on each GPU" if array.per_gpu > 1 else ""
     return (
-        f"{len(array.specs)} run(s) on {array.hardware}, in {array.slots} slot(s) of {array.per_node} place(s): "
-        f"{array.slots} job(s) instead of {len(array.specs)}, with {array.shape.gpus_per_node} GPU(s) and "
+        f"{len(array.specs)} run(s) on {array.hardware}, in {array.slots} slot(s) of {array.per_node} place(s){sharing}"
+        f": {array.slots} job(s) instead of {len(array.specs)}, with {array.shape.gpus_per_node} GPU(s) and "
         f"{array.shape.cpus_per_task} CPU(s) each; one time limit of each slot is {gpu_hours(array.gpu_hours_max)}, of "
         f"each run alone {gpu_hours(alone_hours)}"
     )

@@ -16,7 +16,7 @@ from hpc_trainer.cli.options import tell_notes
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError, valid
 from hpc_trainer.operate.find import configured_runs_dir, existing_sweep, list_sweeps
-from hpc_trainer.operate.show import DEFAULT, SweepColumns, as_text, difference, find_run, sweep_lines, values
+from hpc_trainer.operate.show import COUNT_S, DEFAULT, SweepColumns, as_text, difference, find_run, sweep_lines, values
 from hpc_trainer.operate.usage import AMOUNTS, GROUPS, total, usage
 from hpc_trainer.record.environment import changes_of
 from hpc_trainer.record.journal import Journal, read_first_weights
@@ -85,15 +85,13 @@ def run_diff(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *, 
         print("They do not differ: the same configuration and the same frozen code.")
 
 
-# Seconds in which `sweeps` counts files; what takes longer is counted by the next call, or with --sizes.
-_COUNT_S = 5.0
 _DAY_S = 86_400.0
 
 
 def run_sweeps(runs_dir: Path | None, *, tag: str | None, sizes: bool, as_json: bool) -> None:
     """Print a line for each sweep, or for each with this tag; `sizes` counts all files, however long it takes."""
     folder = configured_runs_dir(runs_dir)
-    lines = sweep_lines(folder, seconds=math.inf if sizes else _COUNT_S)
+    lines = sweep_lines(folder, seconds=math.inf if sizes else COUNT_S)
     all_tags = sorted({tag_name for line in lines for tag_name in line.more.get("tags", ())})
     if tag is not None:
         if lines and tag not in all_tags:
@@ -125,7 +123,7 @@ def run_sweeps(runs_dir: Path | None, *, tag: str | None, sizes: bool, as_json: 
         least=("COMMAND", "BY", "SUBMITTED", *(column for columns in contributed for column in columns.least), "AGE"),
     )  # fmt: skip
     if any(line.more.get("size_bytes", 0) is None for line in lines):
-        print(f"Files were counted for {_COUNT_S:.0f} s; `hpc-trainer sweeps --sizes` counts all.")
+        print(f"Files were counted for {COUNT_S:.0f} s; `hpc-trainer sweeps --sizes` counts all.")
     print_next(f"status {lines[0].name}")
 
 

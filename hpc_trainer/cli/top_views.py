@@ -71,7 +71,7 @@ def rows_of(status: SweepStatus) -> list[Row]:
 def _cells(run: RunStatus, axes: dict[str, str], kept: CheckpointConfig) -> list[Text]:
     name = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in axes.items()) or run.run_id
     known = {key for key, value in run.metrics.items() if value is not None}
-    metric = compared_by(kept, known) or ("loss" if "loss" in known else None)
+    metric = compared_by(kept, known)
     value = "" if metric is None else f"{metric} {figure(float(run.metrics[metric]))}"
     eta = short_duration(run.eta_s) if run.eta_s is not None else ""
     note = "" if metric is not None and run.state is RunState.COMPLETED and run.warning is None else end_note(run)

@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config import script_words
-from hpc_trainer.config.load import section_from_plain
 from hpc_trainer.config.schema.cluster import ClusterConfig, Container, EnvironmentConfig, Executor, HardwareConfig
 from hpc_trainer.config.script_words import shown
 
@@ -63,6 +62,8 @@ class Start:
 
 def environment_of(cluster: Mapping[str, Any]) -> EnvironmentConfig:
     """Return `cluster.environment` of a frozen configuration; the default if an older version froze it."""
+    from hpc_trainer.config.load import section_from_plain  # loads all sections, which `status` does not need
+
     return section_from_plain(EnvironmentConfig, cluster.get("environment") or {})
 
 

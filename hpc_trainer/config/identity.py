@@ -30,6 +30,7 @@ _NOT_SET: dict[str, dict[str, Any]] = plain_value(_DEFAULTS)
 _CUSTOM = "custom"
 _EXPONENT = re.compile(r"e[+]?(-?)0*(?=\d)")
 _LARGE = 1e5
+_TYPED_DIGITS = 10
 _OF_KEYS = (
     "api", "access", "private", "secret", "wandb", "hf", "openai", "anthropic", "ssh", "signing", "encryption", "aws",
     "azure", "comet", "service", "account", "client",
@@ -156,9 +157,12 @@ def _number(value: float) -> str:
 
 
 def _value(value: float | str) -> str:
-    """Return a value of `params` as text; a number that `_number` would round keeps its digits."""
-    is_long = isinstance(value, float) and ("e" in str(value) or abs(value) >= _LARGE)
-    return _number(value) if is_long and float(f"{value:g}") == value else str(value)
+    """Return a value of `params` as text. A number with more digits than a user types, as a draw has, has six."""
+    if not isinstance(value, float):
+        return str(value)
+    is_drawn = float(f"{value:.{_TYPED_DIGITS}g}") != value
+    is_long = "e" in str(value) or abs(value) >= _LARGE
+    return _number(value) if is_drawn or (is_long and float(f"{value:g}") == value) else str(value)
 
 
 def is_secret_value(name: str, value: object) -> bool:

@@ -11,7 +11,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hpc_trainer.config.schema.key import ONCE_SET, declared
+from hpc_trainer.config.schema.key import ONCE_SET, PASSED_OVER, declared
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import FREE_KEYS, VARIANTS, variant_of
 from hpc_trainer.errors import ConfigError
@@ -184,13 +184,6 @@ def kinds_of(hint: Any) -> list[Any]:
 
 def _join(key: str, name: str) -> str:
     return f"{key}.{name}" if key else name
-
-
-# Sections that say where a run works and what it reports; they do not distinguish runs.
-PASSED_OVER = frozenset((
-    "experiment_name", "sweep_name", "cluster", "monitor", "tracker", "local", "paths", "snapshot", "sweep", "budget",
-    "pool", "trust", "notify",
-))  # fmt: skip
 
 
 def hyperparameters(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -79,8 +79,8 @@ def _report(card: Mapping[str, Any], side: Mapping[str, Any], name: str) -> Expo
 def _html(exports: Sequence[ExportReport]) -> str:
     """Return charts of the first metric that an export has, over size and over each batch's latency, and a table."""
     known = {name for export in exports for name in export.metrics}
-    metric = compared_by(CheckpointConfig(), known) or "loss"
-    if metric not in known:
+    metric = compared_by(CheckpointConfig(), known)
+    if metric is None:
         return ""
     sides: dict[str, Callable[[ExportReport], float]] = {
         "megabytes": lambda export: export.num_bytes / 1e6,

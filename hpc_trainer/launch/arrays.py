@@ -38,6 +38,8 @@ class ArrayPlan:
     """Jobs of a pool that work through the runs; 0: each run is an element. `shape` is that of a slot."""
     per_node: int = 0
     """Runs beside each other in a slot of a pool."""
+    per_gpu: int = 1
+    """Runs of a slot that share one GPU."""
     follows: Follows = NOTHING
     """Jobs of other runs that end before the array begins (`after`)."""
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.config.load import PASSED_OVER
 from hpc_trainer.config.schema.cluster import Executor
+from hpc_trainer.config.schema.key import PASSED_OVER
 from hpc_trainer.errors import ConfigError, HpcTrainerError, NoRoomError, RefusedError, SlurmError
 from hpc_trainer.launch.arrays import ArrayPlan
 from hpc_trainer.launch.plan import SweepPlan

@@ -16,12 +16,12 @@ from hpc_trainer.config.compose.fast_compose import Composed, GridComposer
 from hpc_trainer.config.compose.grid import FIRST, Point, expand_grid
 from hpc_trainer.config.compose.own_files import Project, config_dirs_of, read_project, read_user_config
 from hpc_trainer.config.identity import SeedDigests, build_run_id, config_digest, had_another_name, run_id_of, run_label
-from hpc_trainer.config.load import PASSED_OVER, Memo, to_plain
+from hpc_trainer.config.load import Memo, to_plain
 from hpc_trainer.config.program import is_one_a_node, unread_overrides
 from hpc_trainer.config.rules.cluster_rules import site_notes
 from hpc_trainer.config.rules.validate import MAX_SEED, validate
 from hpc_trainer.config.schema.cluster import BudgetConfig, Executor
-from hpc_trainer.config.schema.key import Identity
+from hpc_trainer.config.schema.key import PASSED_OVER, Identity
 from hpc_trainer.config.schema.train import Sampler, TrainConfig
 from hpc_trainer.config.script_words import folder_problem
 from hpc_trainer.config.store import KEYS

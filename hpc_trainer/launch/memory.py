@@ -44,6 +44,8 @@ class Need:
     """Point of that run in the grid."""
     num_runs: int
     gpu_type: str | None
+    per_gpu: int = 1
+    """Number of runs that share a GPU, and so its memory."""
     hardware: str | None = None
     """Item of the list of hardware (`hardware=first:a,b`); None for runs without a list."""
     micro_batch_size: int | None = None
@@ -66,13 +68,14 @@ class Need:
         """Return a warning if the GPU's memory is too small, or only its larger variant is enough; else None."""
         gpu = find_gpu_type(self.gpu_type)
         total_gb = self.total_gb
-        if gpu is None or total_gb is None or total_gb <= gpu.memory_gb[0]:
+        if gpu is None or total_gb is None or total_gb <= gpu.memory_gb[0] / self.per_gpu:
             return None
         sizes = " or ".join(map(str, gpu.memory_gb))
+        sharing = f" for the {self.per_gpu} runs that share it (pool.per_gpu)" if self.per_gpu > 1 else ""
         ways = ", ".join(self.ways)
         run = self.run_id if self.hardware is None else f"{self.run_id} on {self.hardware}"
-        needs = f"{run} needs about {total_gb:.3g} GB a rank, and {self.gpu_type} has {sizes} GB"
-        if total_gb <= gpu.memory_gb[-1]:
+        needs = f"{run} needs about {total_gb:.3g} GB a rank, and {self.gpu_type} has {sizes} GB{sharing}"
+        if total_gb <= gpu.memory_gb[-1] / self.per_gpu:
             return f"{needs}: ask for the larger one (hardware.constraint), or {ways}."
         return f"{needs}. Try {ways}."
 
@@ -168,5 +171,5 @@ def _known(runs: Sequence[_Placed]) -> dict[str, Any]:
     first, is_listed = runs[0]
     return {
         "run_id": first.run_id, "axes": first.axes, "num_runs": len(runs), "gpu_type": first.shape.gpu_type,
-        "hardware": first.hardware if is_listed else None,
+        "hardware": first.hardware if is_listed else None, "per_gpu": first.per_gpu,
     }  # fmt: skip

@@ -98,7 +98,7 @@ class SweepPlan:
 
 def gpu_hours_max(spec: RunSpec) -> float:
     """Return the GPU-hours of one attempt of full length, on the item of the run's list that takes the most."""
-    return max(shape.gpu_hours for shape in (spec.shape, *(other.shape for other in spec.others)))
+    return max(one.gpu_hours for one in spec.on_each())
 
 
 def build_plan(
@@ -179,7 +179,15 @@ def _pack(
             continue
         packing = pack([chosen[spec.run_id] for spec in array.specs], limits)
         packings.append(packing)
-        packed.append(dataclasses.replace(array, shape=packing.shape, slots=packing.slots, per_node=packing.per_node))
+        packed.append(
+            dataclasses.replace(
+                array,
+                shape=packing.shape,
+                slots=packing.slots,
+                per_node=packing.per_node,
+                per_gpu=packing.per_gpu,
+            )
+        )
     return packed, packings
 
 
@@ -337,7 +345,7 @@ def _notes(plan: SweepPlan, arrays: Sequence[ArrayPlan], packing_notes: Iterable
     yield from dict.fromkeys(_limit_notes(arrays, known, limits))
     yield from dict.fromkeys(_whole_node_notes(arrays, limits))
     yield from _name_notes(grid.specs)
-    too_large = (memory_line(spec.config, spec.shape.world_size) for spec in grid.specs)
+    too_large = (memory_line(spec.config, spec.shape.world_size, spec.per_gpu) for spec in grid.specs)
     yield from first_few((scaling_line(spec.config) for spec in grid.specs), _MOST_LRS, "learning rates are scaled")
     yield from first_few(too_large, _MOST_MODELS, "models do not fit")
     yield from first_few((_tracker_line(spec.config) for spec in grid.specs), _MOST_TRACKERS, "trackers")

@@ -15,9 +15,11 @@ from hpc_trainer.domains import contributions
 from hpc_trainer.launch.grids import Submitted
 from hpc_trainer.launch.plan import SweepPlan
 from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.reading import Faults, is_there
 from hpc_trainer.record.spec import RunSpec
+from hpc_trainer.record.states import LEAVING
 from hpc_trainer.record.submissions import Submission, read_submissions
-from hpc_trainer.record.turns import pool_is_alive
+from hpc_trainer.record.turns import pool_is_alive, pool_job, slot_folder
 from hpc_trainer.slurm.queue import is_of, read_queue
 
 _LOOK_S, _LOOK_SLURM_S = 1.0, 15.0
@@ -62,11 +64,14 @@ class SearchPlan(SweepPlan):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmittedSearch(Submitted):
-    """Result of the submit of a search. `arrays` has its slots; it is empty if slots of an earlier submit work."""
+    """Result of the submit of a search.
+
+    `arrays` has its slots; it is empty if slots of an earlier submit work, or no trial is left.
+    """
 
     plan: SearchPlan
     job_id: str
-    """Job of the slots, or their process without Slurm."""
+    """Job of the slots, or their process without Slurm; "" if no trial is left and nothing was submitted."""
 
     @property
     def num_submitted(self) -> int:
@@ -102,21 +107,34 @@ def search_kind(overrides: Sequence[str]) -> SearchKind | None:
     return next((kind for kind in kinds if kind.takes(overrides)), None)
 
 
-def slots_at_work(sweep: SweepPaths) -> Submission | None:
+def slots_at_work(sweep: SweepPaths, *, may_leave: bool = False) -> Submission | None:
     """Return the newest pool of a search that has slots in the queue or at work; None if there is none.
+
+    Args:
+        sweep: the sweep.
+        may_leave: count slots, too, that have announced their end and draw no further trial.
 
     Raises:
         SlurmError: squeue did not answer.
     """
     pools = [submission for submission in read_submissions(sweep) if submission.source is not None]
     on_slurm = [pool for pool in pools if pool.executor == "slurm"]
-    entries = read_queue().values() if on_slurm else ()
+    entries = read_queue() if on_slurm else {}
     for pool in reversed(pools):
-        if pool in on_slurm and any(is_of(entry, pool.uuid) for entry in entries):
-            return pool
-        if pool not in on_slurm and pool_is_alive(sweep, pool) is not False:
+        leaving = [] if may_leave else _leaving(sweep, pool)
+        if pool in on_slurm:
+            gone = {f"{pool_job(pool)}_{element}" for element in leaving}
+            if any(is_of(entry, pool.uuid) and job_id not in gone for job_id, entry in entries.items()):
+                return pool
+        elif len(leaving) < max(1, pool.slots) and pool_is_alive(sweep, pool) is not False:
             return pool
     return None
+
+
+def _leaving(sweep: SweepPaths, pool: Submission) -> list[int]:
+    """Return the numbers of a pool's slots that have announced their end."""
+    slots = range(max(1, pool.slots))
+    return [slot for slot in slots if is_there(slot_folder(sweep, pool.uuid, slot).marker(LEAVING), faults=Faults())]
 
 
 def await_slots(sweep: SweepPaths) -> None:
@@ -125,5 +143,5 @@ def await_slots(sweep: SweepPaths) -> None:
     Raises:
         SlurmError: squeue did not answer.
     """
-    while (pool := slots_at_work(sweep)) is not None:
+    while (pool := slots_at_work(sweep, may_leave=True)) is not None:
         time.sleep(_LOOK_SLURM_S if pool.executor == "slurm" else _LOOK_S)

@@ -337,6 +337,7 @@ class _SlurmSubmission:
             canaries=array.canaries,
             slots=array.slots,
             per_node=array.per_node,
+            per_gpu=array.per_gpu,
         )
         jobs = [*after, *array.follows.jobs]
         options = [*([f"--dependency=afterany:{':'.join(jobs)}"] if jobs else []), *array.follows.options]
@@ -374,6 +375,7 @@ def _submit_local(plan: SweepPlan) -> list[SubmittedArray]:
             num_attempts=[len(Journal(paths.run(spec.run_id)).read()) for spec in array.specs],
             slots=array.slots,
             per_node=array.per_node,
+            per_gpu=array.per_gpu,
         )
         if array.slots:
             job_id = process_name(_start_pool(plan, array, intent).pid)
@@ -420,7 +422,7 @@ def submit_source(plan: SweepPlan, array: ArrayPlan, source: str) -> SubmittedAr
     intent = write_intent(
         paths, executor=plan.grid.executor.value, hardware=array.hardware, run_ids=[], code=plan.code,
         parallelism=array.slots if is_on_slurm else None, cluster=plan.cluster if is_on_slurm else None,
-        slots=array.slots, per_node=array.per_node, source=source,
+        slots=array.slots, per_node=array.per_node, per_gpu=array.per_gpu, source=source,
     )  # fmt: skip
     if is_on_slurm:
         from hpc_trainer.launch.submitit_bridge import hand_over

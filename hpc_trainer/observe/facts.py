@@ -170,7 +170,7 @@ def gather(status: SweepStatus, run: RunStatus, ask_limits: Callable[[], Limits]
         ask_limits=ask_limits,
         needs_s=_needs(status, run),
         other_gpu_hours=sum(
-            other.spec.shape.gpu_hours for other in open_runs if other.state.is_active and other.run_id != run.run_id
+            other.spec.gpu_hours for other in open_runs if other.state.is_active and other.run_id != run.run_id
         ),
         measured=None if run.submission is None else read_figures(run.submission.cluster, run.spec.hardware),
     )

@@ -280,7 +280,7 @@ def _starts(facts: Facts) -> Iterator[Finding]:
     right = max(2 * now, math.ceil(start_s / _RIGHT_FOR_STARTS / 60))
     bound = longest_limit(facts.run.spec.shape, facts.ask_limits()) if facts.is_on_slurm else None
     right = right if bound is None else min(right, bound[0])
-    hours, left = facts.run.spec.shape.gpu_hours / now, facts.gpu_hours_left
+    hours, left = facts.run.spec.gpu_hours / now, facts.gpu_hours_left
     if left is not None and hours:
         right = min(right, math.floor(left / hours + 1e-9))  # 9.2 - 9 is a little less than 0.2
     if right <= now:

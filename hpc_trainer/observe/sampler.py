@@ -466,13 +466,13 @@ class Sampler:
         self._newest_time = clock
         step = self.step()
         used = host.read(now)
-        gpus: Sequence[Device | None] = ([] if devices is None else devices.read(now)) or [None]
+        gpus = [] if devices is None else [_share_of(device, self.env.per_gpu) for device in devices.read(now)]
         samples = [
             Sample(
                 attempt=self.attempt, rank=self.env.rank, time=clock, elapsed_s=now - self._first, node=self.env.node,
                 step=step, device=device, host=used if index == 0 else None,
             )
-            for index, device in enumerate(gpus)
+            for index, device in enumerate(gpus or [None])
         ]  # fmt: skip
         self._held += samples
         try:
@@ -502,6 +502,13 @@ class Sampler:
         except Exception as error:
             what = type(watcher).__name__
             self.notes.tell(what, f"{what} lost a sample, training continues: {type(error).__name__}: {error}")
+
+
+def _share_of(device: Device, per_gpu: int) -> Device:
+    """Return a sample with this run's share of the energy; the other figures are those of the whole GPU."""
+    if per_gpu == 1 or device.energy_j is None:
+        return device
+    return dataclasses.replace(device, energy_j=device.energy_j / per_gpu)
 
 
 def devices_of(config: TrainConfig, env: RankEnv, notes: Notes, gpu: Sequence[str]) -> Devices | None:

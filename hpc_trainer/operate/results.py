@@ -19,7 +19,7 @@ from hpc_trainer.operate.where import Where
 from hpc_trainer.record.ledger import Kind
 from hpc_trainer.record.metrics import best_in
 from hpc_trainer.record.reading import is_number
-from hpc_trainer.record.run_figures import ledger_of_run, newest_metrics, queue_s, submit_times, wall_s
+from hpc_trainer.record.run_figures import gpu_hours, ledger_of_run, newest_metrics, queue_s, submit_times, wall_s
 from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.spec import RunSpec, find_axes, typed_axes
 from hpc_trainer.record.states import RunState
@@ -218,7 +218,7 @@ def result_table(status: SweepStatus, *, typed: bool = False, best: bool = False
     logged = dict.fromkeys(name for metrics, _ in newest.values() for name in metrics)
     taken = _OURS.union(*(columns.names for columns in contributed), names)
     taken |= {f"{name}{end}" for name in logged for end in (BEST, BEST_STEP, STD)}
-    columns = {name: f"{TOLD}{name}" if name in taken else name for name in logged}
+    columns = named_apart(logged, taken)
     if typed:
         axes = {run.run_id: typed_axes(run.spec, axes[run.run_id]) for run in runs}
     codes = {run.run_id: run.submission.code for run in runs if run.submission is not None}
@@ -239,6 +239,11 @@ def result_table(status: SweepStatus, *, typed: bool = False, best: bool = False
         status.summaries.save()
     costs = [*_COSTS, *(name for domain in contributed for name in sorted(domain.sums))]
     return ResultTable(rows=rows, axes=names, metrics=list(columns.values()), costs=costs, kept=kept)
+
+
+def named_apart(metrics: Iterable[str], taken: Collection[str]) -> dict[str, str]:
+    """Return the column of each metric: its name, with the prefix TOLD if another column has that name."""
+    return {name: f"{TOLD}{name}" if name in taken else name for name in metrics}
 
 
 def kept_by(specs: Iterable[RunSpec]) -> CheckpointConfig:
@@ -303,7 +308,7 @@ def _cost(
     return {
         "state": run.state.value,
         "step": None if run.progress == "-" else run.step,  # a program that reported no step
-        "gpu_hours": round(shape.num_nodes * shape.gpus_per_node * seconds / 3600, 4),
+        "gpu_hours": round(gpu_hours(run), 4),
         "attempts": len(run.attempts),
         "core_hours": round(cores * seconds / 3600, 4),
         "wall_s": round(seconds, 1),

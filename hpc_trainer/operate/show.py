@@ -180,6 +180,10 @@ class SweepColumns:
     """Columns that a narrow terminal drops or cuts (cli/common.py, `print_table`)."""
 
 
+COUNT_S = 5.0
+"""Seconds in which `sweeps` counts files; what takes longer is counted by the next call, or with --sizes."""
+
+
 def sweep_lines(runs_dir: Path, *, seconds: float = 0.0) -> list[SweepLine]:
     """Return a line for each of the user's sweeps, the latest submitted first; files are counted for `seconds`."""
     deadline = time.monotonic() + seconds

@@ -173,13 +173,13 @@ class _Sweep:
         for run_id, spec in self._specs.items():
             if journals_in(self._names[run_id]):
                 self._add_run(self.paths.run(run_id), spec, told, group)
-        pools = {pool.uuid: told[job] for job, pool in self._arrays.items() if pool.is_pool and job in told}
+        pools = {pool.uuid: (pool, told[job]) for job, pool in self._arrays.items() if pool.is_pool and job in told}
         if pools:
             self._take_turns(pools, group)
 
     def _add_run(self, run: RunPaths, spec: RunSpec, told: Mapping[str, tuple[str, str]], group: _OfSweep) -> None:
         attempts = Journal(run).read(self._faults)
-        gpus, cores = _asked(spec)
+        of_run, cores = _asked(spec)
         ledger = ledger_of(run, attempts, num_gpus=0, faults=self._faults)
         by_attempt = {} if ledger is None else {item.attempt: item for item in ledger.attempts}
         for number, attempt in enumerate(attempts):
@@ -187,6 +187,7 @@ class _Sweep:
             job = array_of(attempt.job_id)
             whose = told.get(job, (user_name(), spec.shape.account or "-"))
             use = group(*whose, _month(attempt.start_time))
+            gpus = of_run / attempt.per_gpu
             if item is not None:
                 use.add("redone", gpus, cores, item.seconds.get(Kind.redone, 0.0))
             if job in told:
@@ -200,15 +201,19 @@ class _Sweep:
             for month, seconds in _by_month(attempt.start_time, max(0.0, end - attempt.start_time)):
                 group(*whose, month).add("used", gpus, cores, seconds)
 
-    def _take_turns(self, pools: Mapping[str, tuple[str, str]], group: _OfSweep) -> None:
-        """Subtract the turns of runs from the idle time of the slots, which begins as their whole time."""
+    def _take_turns(self, pools: Mapping[str, tuple[Submission, tuple[str, str]]], group: _OfSweep) -> None:
+        """Subtract the turns of runs from the idle time of the slots, which begins as their whole time.
+
+        Of runs that share a GPU each has its share, so a GPU is idle in part if only some of its places have a run.
+        """
         turns = Turns(self.paths)
         slots = [name for name in list_folder(self.paths.folder, self._faults) or () if is_slot(name)]
         for end in turns.all_ends(slots):
             spec = self._specs.get(end.run_id)
             if spec is not None and end.uuid in pools:
                 gpus, cores = _asked(spec)
-                group(*pools[end.uuid], _month(end.time)).add("idle", -gpus, -cores, end.seconds)
+                pool, whose = pools[end.uuid]
+                group(*whose, _month(end.time)).add("idle", -gpus / max(1, pool.per_gpu), -cores, end.seconds)
 
 
 def _asked(spec: RunSpec) -> tuple[float, float]:

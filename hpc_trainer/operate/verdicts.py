@@ -15,8 +15,8 @@ class Verdict:
 
     Placeholders besides {run}, {sweep} and {job}: `flag` is the option that allows a refused resume. `longer` is a
     longer time limit, in minutes. `memory` is the override for twice the memory. `words` are the overrides of the
-    submit. `logs` is the command that prints the relevant log. `idle` describes the idle rank if its number is not
-    known.
+    submit. `claim` is the file by which a slot of a pool took the run. `logs` is the command that prints the relevant
+    log. `idle` describes the idle rank if its number is not known.
     """
 
     says: str
@@ -70,7 +70,21 @@ BY_STATE: dict[RunState, Verdict] = {
     ),
 }
 
+TORN_CLAIM = Verdict(
+    "No slot takes it: its claim cannot be read.",
+    ("hpc-trainer submit with the same arguments, two minutes after the file was written",),
+)
+"""Verdict on a run that waits for a slot of a pool, if the file by which a slot took it is damaged."""
+STRANGE_CLAIM = Verdict(
+    "No slot takes it: by its claim a job has it that no submission of this sweep has.",
+    ("if that job has ended: rm {claim}",),
+)
+"""Like `TORN_CLAIM`, if the file names a job of another cluster or of a lost submission."""
 SILENT = Verdict("Slurm does not answer, so its state is not known now.", ("ask again later: its job continues",))
+NO_SLOT = Verdict(
+    "It has not begun: no slot of its pool could begin.",
+    ("when the reason is gone, or with another value of pool.mps: hpc-trainer submit {words}",),
+)
 TAKEN = Verdict(
     "A job or a local queue has it, and the line that says so is lost.",
     (

@@ -17,7 +17,17 @@ from hpc_trainer.config.table.choice import typed_words
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError, HpcTrainerError, SlurmError
 from hpc_trainer.operate.logs import log_files
-from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE, REFUSALS, TIMEOUTS, Verdict, of_unknown
+from hpc_trainer.operate.verdicts import (
+    BY_CAUSE,
+    BY_STATE,
+    NO_SLOT,
+    REFUSALS,
+    STRANGE_CLAIM,
+    TIMEOUTS,
+    TORN_CLAIM,
+    Verdict,
+    of_unknown,
+)
 from hpc_trainer.record.bad_nodes import bad_node_lines, keep_bad_node
 from hpc_trainer.record.chain import awaited_of, followers_of, look_at, waiting_for
 from hpc_trainer.record.doubts import kind_of_doubt
@@ -31,6 +41,7 @@ from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.signs import Sign, found_in, sign_of
 from hpc_trainer.record.states import LOW_GOODPUT, NOT_FINITE, OUT_OF_MEMORY, POOL, TIMEOUT, RunState
 from hpc_trainer.record.status import SweepStatus, read_status
+from hpc_trainer.record.turns import Stuck
 from hpc_trainer.runtime.pace import better_limit_min, grace_warning
 from hpc_trainer.slurm.jobs import OFF, show_preemption
 from hpc_trainer.slurm.shape import Shape
@@ -200,6 +211,7 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True, ran
         **advice_values(run, meaning, _logs(run, rank)), "sweep": status.sweep.name, "job": run.job_id or "JOB",
         "flag": _flag(run), "folder": str(status.sweep.run(run.run_id).folder), "idle": _IDLE if rank is None else "",
         "longer": str(_longer_limit_min(status, run)), "words": typed_words(run.spec.overrides),
+        "claim": "" if (stuck := _stuck(status, run)) is None else str(stuck.path),
     }  # fmt: skip
     lines = (*meaning.advice, *verdict.advice) if meaning else verdict.advice
     followed = _followed(status, run) if asks_slurm else []
@@ -259,6 +271,8 @@ def _verdict(status: SweepStatus, run: RunStatus) -> Verdict:
         job_id = status.tending_job
         by = "the same `hpc-trainer submit` submits it" if job_id is None else f"nothing: job {job_id} submits it"
         return Verdict("It waits in the sweep's own queue until Slurm has room for it.", (by,))
+    if (stuck := _stuck(status, run)) is not None:
+        return TORN_CLAIM if stuck.holder is None else STRANGE_CLAIM
     if run.state is RunState.HELD and run.waits_for is not None:
         return Verdict(f"It is held: it {run.waits_for}.", (_THEN,))
     if _met_its_end(run):
@@ -271,10 +285,18 @@ def _verdict(status: SweepStatus, run: RunStatus) -> Verdict:
         return BY_CAUSE[TIMEOUTS]
     if waits is not None:
         return _waits(run.state, waits)
+    if run.state is RunState.NEW and run.cause is not None:
+        return NO_SLOT
     if run.state is not RunState.FAILED:
         return BY_STATE[run.state]
     cause = NOT_STARTED if run.failure.get("cause") == NOT_STARTED else run.cause
     return BY_CAUSE.get(cause or "", BY_STATE[RunState.FAILED])
+
+
+def _stuck(status: SweepStatus, run: RunStatus) -> Stuck | None:
+    """Return the claim because of which no slot takes a run that waits for one; None if there is none."""
+    waits = run.state is RunState.PENDING or run.state.needs_submit
+    return status.stuck.get(run.run_id) if waits else None
 
 
 def _is_unexplained(run: RunStatus) -> bool:
@@ -288,6 +310,8 @@ def _diagnosis(run: RunStatus, verdict: Verdict, meaning: Sign | None) -> str:
         return meaning.name
     if _is_unexplained(run):
         return NOT_KNOWN
+    if verdict in (TORN_CLAIM, STRANGE_CLAIM):
+        return "claim"
     if run.state is RunState.UNKNOWN:
         return f"unknown_{kind_of_doubt(run.cause).name}"
     if run.state is RunState.OUT_OF_MEMORY and run.cause != OUT_OF_MEMORY:
@@ -417,6 +441,8 @@ def _said(run: RunStatus) -> str | None:
 
 def _evidence(status: SweepStatus, run: RunStatus, rank: int | None, clues: Sequence[Clues]) -> Iterator[str]:
     error = run.error
+    if (stuck := _stuck(status, run)) is not None:
+        yield f"claim: {stuck.path}" + (f", of {stuck.who}" if stuck.who else "")
     if run.state.has_failed and error:
         where = f"rank {error['rank']} on {error.get('node')}: {error.get('type')}" if "rank" in error else run.cause
         yield f"{where}: {str(error.get('message', '')).strip()}"

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_trainer.config.schema.output import compared_by, is_best_small, kept_best
-from hpc_trainer.config.schema.train import OnFailure
 from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError, UntrustedFileError, did_you_mean
 from hpc_trainer.record.files import make_folder, write_json, write_marker
 from hpc_trainer.record.known_runs import known_by_files
@@ -31,7 +30,7 @@ from hpc_trainer.record.states import AFTER_CANCELLED, CANCEL, DONE, RunState
 from hpc_trainer.record.status import SweepStatus, read_status
 
 if TYPE_CHECKING:
-    from hpc_trainer.config.schema.train import TrainConfig
+    from hpc_trainer.config.schema.train import OnFailure, TrainConfig
 
 BEST = "best:"
 """Beginning of a source of `init_from` that is the best run of a sweep."""
@@ -292,7 +291,7 @@ def _job_of(run: RunStatus) -> str | None:
 def metric_of(specs: Iterable[RunSpec]) -> str | None:
     """Return the metric by which the best of these runs is chosen; None if it is not known before they end.
 
-    It is `checkpoint.keep_best` of the runs, else eval_accuracy or eval_loss, as `results` chooses.
+    It is `checkpoint.keep_best` of the runs, else a metric of their task, as `results` chooses.
     """
     for spec in specs:
         if spec.is_lost:
@@ -338,6 +337,8 @@ def digest_of(kind: str, specs: Iterable[RunSpec]) -> str:
 
 def on_failure_of(spec: RunSpec) -> OnFailure:
     """Return the reaction of a run to a failure of a run that it follows; specs of older versions lack the key."""
+    from hpc_trainer.config.schema.train import OnFailure
+
     return OnFailure((spec.config.get("after") or {}).get("on_failure", OnFailure.wait.value))
 
 
@@ -357,6 +358,8 @@ class Waits:
     @classmethod
     def of(cls, stands: Sequence[Stand], on_failure: OnFailure) -> Waits:
         """Sort these runs by their effect on the run that follows them, under a reaction to failures."""
+        from hpc_trainer.config.schema.train import OnFailure
+
         failed = tuple(stand for stand in stands if stand.has_failed and on_failure is not OnFailure.start)
         idle = tuple(stand for stand in stands if not stand.state.is_active and not stand.has_failed)
         active = tuple(stand for stand in stands if stand.state.is_active)

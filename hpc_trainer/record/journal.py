@@ -295,6 +295,8 @@ class Attempt:
     start_time: float
     executor: str = ""
     process: str = ""
+    per_gpu: int = 1
+    """Number of runs that shared the attempt's GPU, this one included."""
     resumed_step: int | None = None
     end_time: float | None = None
     step: int | None = None
@@ -404,8 +406,9 @@ class Journal:
         return bool(first) and first.decode(errors="replace").strip() != own
 
     def start(
-        self, attempt: int, *, job_id: str, restart_count: int, node: str, pid: int, executor: str, world_size: int
-    ) -> None:
+        self, attempt: int, *, job_id: str, restart_count: int, node: str, pid: int, executor: str, world_size: int,
+        per_gpu: int = 1,
+    ) -> None:  # fmt: skip
         """Record that rank 0 of an attempt is alive, which creates the attempt's journal.
 
         The file appears together with its first line, so every process that lists the file can read whose it is. The
@@ -421,6 +424,7 @@ class Journal:
             process=process_name(pid),
             executor=executor,
             world_size=world_size,
+            **({"per_gpu": per_gpu} if per_gpu > 1 else {}),
         )
         path = self._paths.journal(attempt)
         if claim(path, f"{seal(to_json(record))}\n".encode()):
@@ -500,7 +504,7 @@ def _apply(attempts: dict[int, Attempt], record: dict[str, Any]) -> bool:
     """
     number, event = as_count(record["attempt"]), as_text(record["event"])
     if event == "start":
-        values = typed({"process": "", **record}, _START)
+        values = typed({"process": "", "per_gpu": 1, **record}, _START)
         started = Attempt(attempt=number, start_time=values.pop("time"), **values)
         before = attempts.get(number)
         if before is None or (before.job_id, before.start_time) != (started.job_id, started.start_time):
@@ -525,9 +529,13 @@ def _apply(attempts: dict[int, Attempt], record: dict[str, Any]) -> bool:
     return True
 
 
+def _as_number_of_runs(value: object) -> int:
+    return max(1, as_count(value))
+
+
 _START = {
     "job_id": as_text, "restart_count": as_count, "node": as_text, "pid": as_count, "time": as_time,
-    "executor": as_text, "process": as_text,
+    "executor": as_text, "process": as_text, "per_gpu": _as_number_of_runs,
 }  # fmt: skip
 _GUARD = {"action": as_text, "step": as_count, "time": as_time}
 _END: Kinds = {"state": RunState, "time": as_time}

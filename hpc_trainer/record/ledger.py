@@ -214,6 +214,8 @@ class AttemptLedger:
     """True if `elapsed_s` comes from the accounting; else it comes from the run's own files."""
     unknown_s: float = 0.0
     """Seconds of unknown use, because the attempt's line is lost."""
+    per_gpu: int = 1
+    """Number of runs that shared the attempt's GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,8 +250,8 @@ class RunLedger:
 
     @property
     def gpu_seconds(self) -> float:
-        """GPU-seconds that the run held."""
-        return self.num_gpus * self.elapsed_s
+        """GPU-seconds that the run held; of a GPU that it shared with other runs, its share."""
+        return self.num_gpus * math.fsum(attempt.elapsed_s / attempt.per_gpu for attempt in self.attempts)
 
     @property
     def is_by_slurm(self) -> bool:
@@ -402,7 +404,7 @@ def _attempt(
     _add(seconds, Kind.redone, lost_s)
     return AttemptLedger(
         attempt=attempt.attempt, job_id=attempt.job_id, seconds=seconds, elapsed_s=elapsed_s,
-        is_by_slurm=allocation is not None,
+        is_by_slurm=allocation is not None, per_gpu=attempt.per_gpu,
     )  # fmt: skip
 
 
@@ -414,7 +416,7 @@ def _without_line(attempt: Attempt, allocation: Allocation | None) -> AttemptLed
     return AttemptLedger(
         attempt=attempt.attempt, job_id=attempt.job_id, elapsed_s=elapsed_s, is_by_slurm=allocation is not None,
         seconds={Kind.start_up: elapsed_s} if never_began and elapsed_s else {},
-        unknown_s=0.0 if never_began else elapsed_s,
+        unknown_s=0.0 if never_began else elapsed_s, per_gpu=attempt.per_gpu,
     )  # fmt: skip
 
 

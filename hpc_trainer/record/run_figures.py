@@ -19,14 +19,23 @@ from hpc_trainer.slurm.queue import Allocation, array_of, ask_allocations
 
 
 def gpu_hours(run: RunStatus) -> float:
-    """Return the GPU-hours that all attempts of a run held, up to the last sign of life."""
-    return run.spec.shape.num_nodes * run.spec.shape.gpus_per_node * wall_s(run) / 3600
+    """Return the GPU-hours that all attempts of a run held, up to the last sign of life.
+
+    An attempt that shared its GPU with other runs counts with its share.
+    """
+    shares = (seconds / attempt.per_gpu for attempt, seconds in zip(run.attempts, _seconds(run), strict=True))
+    return run.spec.shape.num_nodes * run.spec.shape.gpus_per_node * sum(shares) / 3600
 
 
 def wall_s(run: RunStatus) -> float:
     """Return for how many seconds all attempts of a run worked, up to the last sign of life."""
-    seconds = (end - attempt.start_time for attempt, end in zip(run.attempts, _ends(run), strict=True))
-    return sum(max(0.0, duration) for duration in seconds)
+    return sum(_seconds(run))
+
+
+def _seconds(run: RunStatus) -> list[float]:
+    """Return for how many seconds each attempt worked."""
+    ends = zip(run.attempts, _ends(run), strict=True)
+    return [max(0.0, end - attempt.start_time) for attempt, end in ends]
 
 
 def _ends(run: RunStatus) -> list[float]:

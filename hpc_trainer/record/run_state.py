@@ -162,7 +162,7 @@ def _decide_without_slots(folder: RunFolder, view: SchedulerView) -> End:
     if unseen is not None:
         return RunState.UNKNOWN, unseen, None
     if current is None:
-        return (RunState.PREEMPTED if folder.attempts else RunState.NEW), None, None
+        return (RunState.PREEMPTED if folder.attempts else RunState.NEW), view.slot_failure(folder), None
     if current.has_ended:
         return current.state or RunState.PREEMPTED, current.cause, None
     row = view.row_of(folder)
@@ -192,7 +192,7 @@ def _decide_local_pool(folder: RunFolder, view: SchedulerView) -> End:
     if living is None:
         return RunState.UNKNOWN, doubts.other_host(), None
     if current is None:
-        return (RunState.PREEMPTED if folder.attempts else RunState.NEW), None, None
+        return (RunState.PREEMPTED if folder.attempts else RunState.NEW), view.slot_failure(folder), None
     if current.has_ended:
         return current.state or RunState.PREEMPTED, current.cause, None
     return RunState.NODE_FAIL, "its processes are gone without a recorded end", None

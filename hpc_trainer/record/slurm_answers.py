@@ -18,7 +18,7 @@ from hpc_trainer.record.reading import Faults, cache_age_s, look_anew
 from hpc_trainer.record.run_folder import RunFolder, job_of_run, last_sign, went_away
 from hpc_trainer.record.states import CANCEL, End
 from hpc_trainer.record.submissions import Job, Submission
-from hpc_trainer.record.turns import pool_is_alive, pool_job
+from hpc_trainer.record.turns import pool_is_alive, pool_job, slot_failure
 from hpc_trainer.slurm import terms
 from hpc_trainer.slurm.commands import cluster_name
 from hpc_trainer.slurm.queue import (
@@ -64,6 +64,7 @@ class SchedulerView:
     _own: dict[tuple[str, str], list[AccountingEntry]] = field(init=False, default_factory=dict)
     _slots: dict[str, list[QueueEntry]] = field(init=False, default_factory=dict)
     _living: dict[str, bool | None] = field(init=False, default_factory=dict)
+    _failures: dict[str, str | None] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         for row in (self.accounting or {}).values():
@@ -139,6 +140,12 @@ class SchedulerView:
             sweep = SweepPaths(folder.paths.folder.parent)
             self._living[folder.uuid] = pool_is_alive(sweep, folder.submission)
         return self._living.get(folder.uuid)
+
+    def slot_failure(self, folder: RunFolder) -> str | None:
+        """Return why slots of the run's pool could not begin, as text; None if none failed."""
+        if folder.uuid not in self._failures and folder.submission is not None:
+            self._failures[folder.uuid] = slot_failure(SweepPaths(folder.paths.folder.parent), folder.submission)
+        return self._failures.get(folder.uuid)
 
     def own_job(self, folder: RunFolder) -> str | None:
         """Return the id of the run's job if the job is certainly the run's: only such a job may get a signal."""

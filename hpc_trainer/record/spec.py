@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_trainer.config.load import PASSED_OVER
+from hpc_trainer.config.schema.key import PASSED_OVER
 from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.record.files import append_texts, claim, make_folder
 from hpc_trainer.record.layout import SweepPaths, is_run_id
@@ -133,6 +133,17 @@ class RunSpec:
             shapes = [self.shape, *(other.shape for other in self.others)]
             names = [f"{name}:{shape.partition or 'default'}" for name, shape in zip(names, shapes, strict=True)]
         return names[0] if len(names) == 1 else f"first:{','.join(names)}"
+
+    @property
+    def per_gpu(self) -> int:
+        """Number of runs that share the GPU of this one in a pool; 1 if it has its own."""
+        pool = self.config.get("pool") or {}
+        return int(pool.get("per_gpu", 1)) if pool.get("jobs") is not None else 1
+
+    @property
+    def gpu_hours(self) -> float:
+        """GPU-hours of one attempt that runs to its time limit; of a shared GPU the run's share."""
+        return self.shape.gpu_hours / self.per_gpu
 
     @property
     def is_lost(self) -> bool:

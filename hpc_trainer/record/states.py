@@ -90,6 +90,9 @@ TIMEOUT = "timeout"
 KILLED = "killed"
 """Cause of an end by SIGKILL: a person, Slurm, or the kernel for want of memory."""
 
+NO_SERVICE = "no_mps"
+"""Cause of a slot of a pool that ended because its node lacks a service that `pool.mps=on` demands."""
+
 UNEXPLAINED = "unexplained"
 """Cause of an end before Slurm says whether a user cancelled the job; its accounting will say it."""
 
@@ -102,3 +105,5 @@ POOL = "pool"
 DONE = "DONE"
 CANCEL = "CANCEL"
 HOLD = "HOLD"
+LEAVING = "LEAVING"
+"""Marker in the folder of a slot of a search: the slot ends, so a `submit` for more trials starts new slots."""

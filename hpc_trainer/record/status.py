@@ -20,7 +20,7 @@ from hpc_trainer.record.holds import Hold, read_hold
 from hpc_trainer.record.known_ends import read_finished, record_ends, record_finished
 from hpc_trainer.record.known_runs import LostJobs, find_lost_jobs, known_specs
 from hpc_trainer.record.layout import OTHER_FOLDER, TRASH, SweepPaths
-from hpc_trainer.record.reading import Faults, FaultsOf, exists, list_folder, look_anew, told_few
+from hpc_trainer.record.reading import Faults, FaultsOf, exists, is_there, list_folder, look_anew, told_few
 from hpc_trainer.record.run_folder import RunFolder, read_folder, unstarted_folder, went_away
 from hpc_trainer.record.run_state import decide, decide_now, told_by_slurm
 from hpc_trainer.record.run_status import RunStatus, status_of
@@ -39,7 +39,7 @@ from hpc_trainer.record.submissions import (
     rivals_of_each_run,
 )
 from hpc_trainer.record.summaries import Summaries
-from hpc_trainer.record.turns import Turn, Turns, is_slot, living_slots, pool_job, read_turn, slot_name, why_stuck
+from hpc_trainer.record.turns import Stuck, Turn, Turns, is_slot, living_slots, pool_job, read_turn, slot_name
 from hpc_trainer.slurm.commands import has_slurm
 from hpc_trainer.slurm.queue import array_of, find_by_uuid
 from hpc_trainer.slurm.terms import NOT_BEGUN, PENDING, explain_reason
@@ -116,6 +116,8 @@ class SweepStatus:
     """Run id -> removal of each run that `rm` removed and that was not submitted since; its state is GONE."""
     pools: tuple[PoolStatus, ...] = ()
     """Pools that have a slot in the queue or at work, in order of submission."""
+    stuck: Mapping[str, Stuck] = field(default_factory=dict)
+    """Run id -> the claim because of which no slot of a pool takes the run."""
     left_alone: list[str] = field(default_factory=list)
     """Notes about runs that another cluster has or may have, and about jobs without a record; a part of `notes`."""
 
@@ -209,7 +211,7 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
         open_runs=open_runs, read_done=_reader_of_done(files, view, summaries, faults), summaries=summaries,
         remarks=[*notes, *(f"{pool.words}." for pool in pools), *left_alone], left_alone=left_alone, faults=faults,
         silence=notes[0] if notes else None, is_queue_silent=view.queue is None,
-        queue_error=notes[0] if view.queue is None else files.ledger.unread, lost=lost, pools=pools,
+        queue_error=notes[0] if view.queue is None else files.ledger.unread, lost=lost, pools=pools, stuck=files.stuck,
         top_up_job=_top_up_job(files.ledger, view), tending_job=_top_up_job(files.ledger, view, may_work=True),
     )  # fmt: skip
     if status.waiting:
@@ -236,6 +238,8 @@ class _SweepFiles:
     """Removed runs; remains of their folders do not count."""
     turns: Mapping[str, Turn]
     """Run id -> the slot of a pool that has the run."""
+    stuck: Mapping[str, Stuck]
+    """Run id -> the claim because of which no slot of a pool takes the run."""
     hold: Hold | None
     """Hold of the whole sweep."""
 
@@ -299,35 +303,41 @@ def _read_files(sweep: SweepPaths, faults: Faults) -> _SweepFiles:
     submissions = latest_of_each_run(ledger.submissions)
     removed = _still_removed(read_removed(sweep, began, faults), submissions)
     hold = read_hold(sweep.hold, faults) if sweep.hold.name in began else None
-    turns = _open_turns(sweep, ledger, listed or (), submissions, faults)
+    turns, stuck = _open_turns(sweep, ledger, listed or (), submissions, faults)
     return _SweepFiles(
         sweep=sweep, specs=specs, listed=listed, ledger=ledger, submissions=submissions, removed=removed, turns=turns,
-        rivals=rivals_of_each_run(ledger.submissions), hold=hold,
+        stuck=stuck, rivals=rivals_of_each_run(ledger.submissions), hold=hold,
     )  # fmt: skip
 
 
 def _open_turns(
     sweep: SweepPaths, ledger: Ledger, listed: Collection[str], submissions: dict[str, Job], faults: Faults
-) -> dict[str, Turn]:
-    """Return the turn of each run that a slot of a pool has now; runs that a pool drew itself join `submissions`."""
+) -> tuple[dict[str, Turn], dict[str, Stuck]]:
+    """Return the turn of each run that a slot of a pool has now, and the claims because of which no slot takes a run.
+
+    Runs that a pool drew itself join `submissions`.
+    """
     pools = {submission.uuid: submission for submission in ledger.submissions if submission.is_pool}
     if not pools:
-        return {}
+        return {}, {}
     turns = Turns(sweep)
     turns.look([name for name in listed if is_slot(name)])
     faults += turns.faults
     open_turns: dict[str, Turn] = {}
+    stuck: dict[str, Stuck] = {}
     for run_id, number in turns.newest.items():
         end = turns.end_of(run_id)
         turn = read_turn(sweep, run_id, number, faults) if end is None else None
-        if end is None and (turn is None or turn.holder.uuid not in pools):
-            faults += why_stuck(sweep, turns.path(run_id), run_id, turn)
+        is_known = end is not None or (turn is not None and turn.holder.uuid in pools)
+        if not is_known and not is_there(sweep.run(run_id).marker(DONE)):
+            stuck[run_id] = Stuck(path=turns.path(run_id), holder=None if turn is None else turn.holder)
+            faults.append(stuck[run_id].note(run_id))
         uuid = end.uuid if end is not None else turn.holder.uuid if turn is not None else ""
         if run_id not in submissions and uuid in pools:
             submissions[run_id] = pools[uuid], 0
         if turn is not None and run_id in submissions and submissions[run_id][0].uuid == uuid:
             open_turns[run_id] = turn
-    return open_turns
+    return open_turns, stuck
 
 
 def _pools(sweep: SweepPaths, ledger: Ledger, view: SchedulerView, turns: Mapping[str, Turn]) -> Iterator[PoolStatus]:
@@ -505,6 +515,6 @@ def _no_sweep(sweep: SweepPaths, removed: Removed | None) -> str:
         folder.name for folder in parent.glob("*") if not folder.name.startswith(TRASH) and SweepPaths(folder).exists
     )
     few = ", ".join(names[:_SWEEPS_SHOWN]) + (" .." if len(names) > _SWEEPS_SHOWN else "")
-    is_there = "" if parent.is_dir() else ": there is no such folder"
-    listed = f"Sweeps in {parent}: {few}." if names else f"{parent} holds no sweep{is_there}."
+    missing = "" if parent.is_dir() else ": there is no such folder"
+    listed = f"Sweeps in {parent}: {few}." if names else f"{parent} holds no sweep{missing}."
     return f"there is no sweep {sweep.name}. {did_you_mean(sweep.name, names)}{listed} {OTHER_FOLDER}"

@@ -79,7 +79,7 @@ INTENT = {
 MAY_INTENT = {
     "parallelism": as_count, "code": as_digest, "after": as_text, "num_attempts": tuple_of(as_count),
     "cluster": as_text, "job_id": as_job_id, "doubt_time": as_time, "race": as_race, "choice": as_count,
-    "slots": as_count, "per_node": as_count, "source": as_text, "canaries": as_run_ids,
+    "slots": as_count, "per_node": as_count, "per_gpu": as_count, "source": as_text, "canaries": as_run_ids,
 }  # fmt: skip
 
 
@@ -123,6 +123,8 @@ class Submission:
     """Jobs of a pool, which work through `run_ids` in turns (record/turns.py); 0: each run has its own element."""
     per_node: int = 0
     """Runs that a slot of a pool runs beside each other; 0 if the submission is no pool."""
+    per_gpu: int = 0
+    """Runs that share one GPU of a slot; 0 if each run of the submission has GPUs of its own."""
     source: str | None = None
     """Name of the source that draws the pool's runs while the pool works (`worker/slot.py`, `RunSource`); None:
     `run_ids` are all."""
@@ -202,15 +204,15 @@ def write_intent(
     paths: Book, *, executor: str, hardware: str, run_ids: Sequence[str], kind: str = "array",
     parallelism: int | None = None, code: str | None = None, after: str | None = None,
     num_attempts: Sequence[int] = (), cluster: str | None = None, race: str | None = None, choice: int = 0,
-    slots: int = 0, per_node: int = 0, source: str | None = None,
+    slots: int = 0, per_node: int = 0, per_gpu: int = 1, source: str | None = None,
     canaries: Sequence[str] = (),
 ) -> Submission:  # fmt: skip
     """Record the submission that comes next, and return it with a fresh uuid."""
     intent = Submission(
         uuid=uuid.uuid4().hex, executor=executor, hardware=hardware, run_ids=tuple(run_ids), time=time.time(),
         kind=kind, parallelism=parallelism, code=code, after=after, num_attempts=tuple(num_attempts),
-        cluster=cluster, race=race, choice=choice, slots=slots, per_node=per_node, source=source,
-        canaries=tuple(canaries),
+        cluster=cluster, race=race, choice=choice, slots=slots, per_node=per_node,
+        per_gpu=per_gpu if per_gpu > 1 else 0, source=source, canaries=tuple(canaries),
     )  # fmt: skip
     append_lines(paths.submissions, [_record(intent)], sealed=True)
     _write_copy(paths, intent)

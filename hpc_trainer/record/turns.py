@@ -30,7 +30,6 @@ from hpc_trainer.record.reading import (
     as_count,
     as_text,
     as_time,
-    is_there,
     list_folder,
     look_anew,
     parse_record,
@@ -40,7 +39,7 @@ from hpc_trainer.record.reading import (
     tell,
     typed,
 )
-from hpc_trainer.record.states import DONE, RunState
+from hpc_trainer.record.states import NO_SERVICE, RunState
 from hpc_trainer.record.submissions import Submission
 
 _CLAIM: Kinds = {
@@ -137,6 +136,20 @@ def _unended_slots(sweep: SweepPaths, pool: Submission) -> Iterator[str]:
         yield from (attempt.process for attempt in attempts[-1:] if not attempt.has_ended)
 
 
+def slot_failure(sweep: SweepPaths, pool: Submission) -> str | None:
+    """Return why the slots of a pool could not begin, as text; None if none failed.
+
+    A slot fails only if its node lacks what `pool.mps=on` demands. Errors of runs never end a slot.
+    """
+    if pool.per_gpu <= 1:
+        return None
+    for element in range(pool.slots):
+        for attempt in Journal(slot_folder(sweep, pool.uuid, element)).read(Faults())[-1:]:
+            if attempt.cause == NO_SERVICE:
+                return f"slot {attempt.job_id} of its pool failed: {attempt.error.get('message')}"
+    return None
+
+
 def slot_folder(sweep: SweepPaths, uuid: str, element: int) -> RunPaths:
     """Return the paths of a slot's folder, which has the files of a run's folder."""
     return RunPaths(sweep.at(slot_name(uuid, element)))
@@ -158,28 +171,37 @@ def read_turn(sweep: SweepPaths, run_id: str, number: int, faults: Faults | None
     return Turn(run_id=run_id, number=number, holder=Holder(**values), place=place, time=since)
 
 
-def why_stuck(sweep: SweepPaths, claim_file: Path, run_id: str, turn: Turn | None) -> list[str]:
-    """Return why no slot takes a run whose newest claim tells of no pool of the sweep; [] if the run is complete.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stuck:
+    """Claim because of which no slot takes a run: it tells of no pool of the sweep.
 
-    Args:
-        sweep: the sweep.
-        claim_file: the claim.
-        run_id: the run.
-        turn: what the claim tells; None if it cannot be read.
+    Attributes:
+        path: the claim.
+        holder: slot that the claim names, which no submission of the sweep has; None if the claim cannot be read.
     """
-    if is_there(sweep.run(run_id).marker(DONE)):
-        return []
-    if turn is None:
-        return [
-            f"no slot takes {run_id}, because its claim {claim_file} cannot be read. A pool that is submitted two "
-            "minutes after the file was written takes the run."
-        ]
-    holder = turn.holder
-    cluster = "" if holder.cluster is None else f" of cluster {holder.cluster}"
-    return [
-        f"no slot takes {run_id}: by its claim {claim_file}, job {holder.job_id}{cluster} on {holder.node} has it, and "
-        "no submission of this sweep has that job. If the job has ended, remove the file."
-    ]
+
+    path: Path
+    holder: Holder | None
+
+    @property
+    def who(self) -> str:
+        """Return the job that the claim names, with its cluster and node; "" if the claim cannot be read."""
+        if self.holder is None:
+            return ""
+        cluster = "" if self.holder.cluster is None else f" of cluster {self.holder.cluster}"
+        return f"job {self.holder.job_id}{cluster} on {self.holder.node}"
+
+    def note(self, run_id: str) -> str:
+        """Return a note for `status`: why no slot takes the run, and what helps."""
+        if self.holder is None:
+            return (
+                f"no slot takes {run_id}, because its claim {self.path} cannot be read. A pool that is submitted two "
+                "minutes after the file was written takes the run."
+            )
+        return (
+            f"no slot takes {run_id}: by its claim {self.path}, {self.who} has it, and no submission of this sweep has "
+            "that job. If the job has ended, remove the file."
+        )
 
 
 def use_of(sweep: SweepPaths, pool: Submission) -> tuple[float, float]:

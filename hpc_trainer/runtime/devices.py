@@ -43,6 +43,9 @@ class DeviceKind:
     def select(self, device: torch.device) -> None:
         """Make `device` the default device of torch's calls that name no device."""
 
+    def take_share(self, device: torch.device, per_gpu: int) -> None:
+        """Bound the memory that this process may take of a device which `per_gpu` processes share."""
+
     def name(self, device: torch.device) -> str:
         """Return the name that determines bitwise results: a GPU's model, or the CPU instructions that torch uses."""
         del device
@@ -88,6 +91,21 @@ class DeviceKind:
         torch.set_rng_state(state)
 
 
+_CONTEXT_BYTES = 512 * 2**20
+"""About what a process takes of a GPU beside torch's allocator: the CUDA context and the code of kernels."""
+
+
+def share_of_memory(total_bytes: int, per_gpu: int) -> int:
+    """Return the bytes that torch may allocate in each of `per_gpu` processes on a GPU, so that none takes another's.
+
+    Args:
+        total_bytes: memory of the GPU.
+        per_gpu: number of processes on the GPU.
+    """
+    share = total_bytes // per_gpu
+    return share if per_gpu == 1 else max(share // 2, share - _CONTEXT_BYTES)
+
+
 class CudaKind(DeviceKind):
     """NVIDIA's GPUs, and AMD's (ROCm)."""
 
@@ -108,6 +126,11 @@ class CudaKind(DeviceKind):
 
     def select(self, device: torch.device) -> None:
         torch.cuda.set_device(device)
+
+    def take_share(self, device: torch.device, per_gpu: int) -> None:
+        if per_gpu > 1:
+            total = torch.cuda.get_device_properties(device).total_memory
+            torch.cuda.set_per_process_memory_fraction(share_of_memory(total, per_gpu) / total, device)
 
     def name(self, device: torch.device) -> str:
         return torch.cuda.get_device_name(device)

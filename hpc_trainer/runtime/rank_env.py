@@ -29,6 +29,8 @@ class RankEnv:
     restart_count: int = 0
     node: str
     elastic_count: int = 0
+    per_gpu: int = 1
+    """Number of runs that share this rank's GPU in a slot of a pool, this one included."""
 
     @property
     def incarnation(self) -> str:

@@ -85,19 +85,32 @@ class SearchKind:
         name, settings = defined.sweep.name, defined.search.settings
         if as_json and not wait:
             drawn = _count(defined)  # slots may have drawn trials since
-            print_json({"sweep": name, "trials": settings.trials, "drawn": drawn, "job_id": done.job_id})
+            print_json({"sweep": name, "trials": settings.trials, "drawn": drawn, "job_id": done.job_id or None})
             return
         if not as_json:
-            slots, per_node = slots_of(defined.search)
-            slots_text = f"{slots} slot(s)" + (f" with {per_node} places each" if per_node > 1 else "")
-            say(f"Search {name}: {settings.trials} trials, drawn as trials end, by {slots_text} of job {done.job_id}.")
+            say(f"Search {name}: {_submitted(defined, done)}")
         if wait:
             _wait(defined, done.job_id, as_json=as_json)
         elif not as_json:
-            print_next(f"status --watch {name}")
+            print_next(f"status --watch {name}" if done.job_id else f"best {name}")
 
 
 KIND = SearchKind()
+
+
+def _submitted(defined: Defined, done: SubmittedSearch) -> str:
+    """Return what a submit did, as a sentence."""
+    trials = defined.search.settings.trials
+    if not done.job_id:
+        return (
+            f"{done.num_already} trials were drawn and have ended; nothing is left to submit. For more trials repeat "
+            "the command with a larger search.trials."
+        )
+    if not done.arrays:
+        return f"{trials} trials; the slots of job {done.job_id}, which an earlier submit started, draw them."
+    slots, per_node = slots_of(defined.search)
+    places = f" with {per_node} places each" if per_node > 1 else ""
+    return f"{trials} trials, drawn as trials end, by {slots} slot(s){places} of job {done.job_id}."
 
 
 def _defined(given: Given, chosen: Chosen) -> Defined:
@@ -124,6 +137,9 @@ def _problems(defined: Defined) -> list[str]:
             f"the sweep {sweep.name} has another search: {change}. Repeat the old values, or give this search a "
             f"sweep_name of its own; with search.from={sweep.name} its sampler knows the old trials."
         )
+    reason = None if old is None or change is not None else stop_reason(defined.search, _known(defined), sweep.name)
+    if reason is not None:
+        problems.append(f"the search has stopped: {reason}")
     if defined.search.bases[0].spec.shape.num_nodes > 1:
         problems.append("hardware.num_nodes: a trial of a search is on one node. Use hardware.num_nodes=1.")
     return problems
@@ -134,14 +150,20 @@ def _sample(defined: Defined) -> Grid:
     return dataclasses.replace(defined.grid, specs=(defined.search.bases[0].spec,))
 
 
+def _known(defined: Defined) -> list[Trial]:
+    return Trials(defined.sweep, defined.search).read()
+
+
 def _count(defined: Defined) -> int:
     return Trials(defined.sweep, defined.search).count()
 
 
 def slots_of(search: Search) -> tuple[int, int]:
     """Return the number of slots of a search, and of places in each: those of `pool`, else `search.parallel` slots."""
-    pool = search.bases[0].spec.config["pool"]
+    spec = search.bases[0].spec
+    pool = spec.config["pool"]
     per_node = pool["per_node"] if pool["jobs"] is not None and isinstance(pool["per_node"], int) else 1
+    per_node = max(per_node, spec.per_gpu)
     wanted = int(pool["jobs"] or search.settings.parallel)
     return min(wanted, -(-search.settings.trials // per_node)), per_node
 
@@ -163,8 +185,8 @@ def _search_plan(defined: Defined, plan: SweepPlan) -> SearchPlan:
     search, spec = defined.search, defined.search.bases[0].spec
     slots, per_node = slots_of(search)
     array = ArrayPlan(
-        hardware=spec.hardware, shape=slot_shape(spec.shape, per_node), specs=(spec,), parallelism=slots,
-        slots=slots, per_node=per_node,
+        hardware=spec.hardware, shape=slot_shape(spec.shape, per_node, spec.per_gpu), specs=(spec,),
+        parallelism=slots, slots=slots, per_node=per_node, per_gpu=spec.per_gpu,
     )  # fmt: skip
     of_sample = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
     of_search = {
@@ -176,14 +198,14 @@ def _search_plan(defined: Defined, plan: SweepPlan) -> SearchPlan:
         sampler=search.settings.sampler.value, metric=search.settings.metric, is_max=search.is_max,
         space=tuple(map(str, search.space)), trials=search.settings.trials, drawn=_count(defined),
         earlier=len(search.earlier), rungs=tuple(search.settings.rungs or ()), whole_runs=full_runs(search),
-        hours_of_trial=max(base.spec.shape.gpu_hours for base in search.bases),
+        hours_of_trial=max(base.spec.gpu_hours for base in search.bases),
     )  # fmt: skip
 
 
 def submit_search(defined: Defined) -> SubmittedSearch:
     """Write search.json and submit the search's pool.
 
-    A repeated call with the same search submits slots only if none wait or work.
+    A repeated call with the same search submits slots only if none wait or work, and a trial is left.
 
     Raises:
         ConfigError: the search cannot be submitted; nothing was written.
@@ -215,6 +237,8 @@ def submit_search(defined: Defined) -> SubmittedSearch:
         at_work = slots_at_work(sweep)
         if at_work is not None:
             return SubmittedSearch(plan=plan, job_id=at_work.job_id or "")
+        if is_over(defined.search, _known(defined)):
+            return SubmittedSearch(plan=plan, job_id="")
         array = submit_source(of_sample, plan.arrays[0], SOURCE)
         return SubmittedSearch(plan=plan, outcome=Outcome(arrays=(array,)), job_id=array.job_id)
 
@@ -287,9 +311,11 @@ def plan_lines(plan: SearchPlan, defined: Defined) -> list[str]:
             "training in all."
         )  # fmt: skip
     spec = search.bases[0].spec
+    sharing = f" shared by {spec.per_gpu} trials" if spec.per_gpu > 1 else ""
     lines.append(
         f"Each trial: hardware={spec.hardware}, {spec.shape.num_nodes} node(s), {spec.shape.gpus_per_node} GPU(s) a "
-        f"node, {spec.shape.time_limit_min} min. At most {plan.gpu_hours_max:.1f} GPU-hours, all time limits together."
+        f"node{sharing}, {spec.shape.time_limit_min} min. At most {plan.gpu_hours_max:.1f} GPU-hours, all time limits "
+        "together."
     )
     if plan.earlier:
         lines.append(f"The sampler knows {plan.earlier} trials of {settings.from_sweep}.")

@@ -19,9 +19,9 @@ from typing import Any
 from hpc_trainer.config.compose.overrides import override_value
 from hpc_trainer.config.compose.own_files import config_dirs_of
 from hpc_trainer.config.compose.search_axes import WHEN, SearchAxis, conditions_of, split_axes
-from hpc_trainer.config.load import PASSED_OVER
 from hpc_trainer.config.resume_contract import flatten
 from hpc_trainer.config.rules.data_rules import of_steps
+from hpc_trainer.config.schema.key import PASSED_OVER
 from hpc_trainer.config.schema.task import CustomTaskConfig
 from hpc_trainer.config.schema.train import Sampler, SearchConfig, SearchMode, TrainConfig
 from hpc_trainer.errors import ConfigError, valid

@@ -77,9 +77,14 @@ def next_run(paths: SweepPaths, search: Search, trials: Trials) -> Chosen | None
 
 def is_over(search: Search, known: Sequence[Trial]) -> bool:
     """Return True if no trial is left to draw, to promote or to end."""
+    return not has_next(search, known) and all(trial.is_over or trial.state is RunState.PAUSED for trial in known)
+
+
+def has_next(search: Search, known: Sequence[Trial]) -> bool:
+    """Return True if a trial is left to draw or to promote."""
     if len(known) < search.settings.trials and not _is_exhausted(search, known):
-        return False
-    return promotable(search, known) is None and all(trial.is_over or trial.state is RunState.PAUSED for trial in known)
+        return True
+    return promotable(search, known) is not None
 
 
 def states_at_end(paths: SweepPaths) -> Mapping[str, int] | None:

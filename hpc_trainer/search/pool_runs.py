@@ -9,16 +9,16 @@ from __future__ import annotations
 import time
 
 from hpc_trainer.errors import HpcTrainerError, RunStateError
-from hpc_trainer.record.files import claim, to_json
-from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.files import claim, remove, to_json, write_marker
+from hpc_trainer.record.layout import RunPaths, SweepPaths
 from hpc_trainer.record.reading import seal
 from hpc_trainer.record.spec import RunSpec
-from hpc_trainer.record.states import RunState
+from hpc_trainer.record.states import LEAVING, RunState
 from hpc_trainer.record.submissions import Submission, read_submissions
-from hpc_trainer.record.turns import Turn, Turns
+from hpc_trainer.record.turns import Turn, Turns, read_turn
 from hpc_trainer.search.commands import SOURCE
 from hpc_trainer.search.folder import Search, Trials, read_search
-from hpc_trainer.search.next_run import SearchStoppedError, is_over, next_run, stop_reason
+from hpc_trainer.search.next_run import SearchStoppedError, has_next, next_run, stop_reason
 from hpc_trainer.worker.slot import Queue, RunSource, is_unsure
 
 
@@ -90,7 +90,29 @@ class SearchRuns(RunSource):
         if any(self._is_promoted(run_id, turns) or self._is_open(run_id, turns) for run_id in at_work):
             return False
         search = self._trials.search
-        if self._has_failed or stop_reason(search, known, self._sweep.name) is not None or is_over(search, known):
+        if self._has_failed or stop_reason(search, known, self._sweep.name) is not None:
             return True
-        # Without rungs the end of another slot's trial leads to nothing; with rungs it may promote one.
-        return not search.settings.rungs and len(known) >= search.settings.trials
+        # With rungs the end of another slot's trial may promote one; without rungs it leads to nothing.
+        is_awaited = bool(search.settings.rungs) and any(self._has_slot(run_id, turns) for run_id in at_work)
+        return not is_awaited and not has_next(search, known)
+
+    def _has_slot(self, run_id: str, turns: Turns) -> bool:
+        """Return True if a slot of this sweep and cluster has the run now, as far as its claim tells."""
+        if run_id not in turns.newest or turns.end_of(run_id) is not None or turns.holder is None:
+            return False
+        turn = read_turn(self._sweep, run_id, turns.newest[run_id], turns.faults)
+        if turn is None:
+            return False
+        return turn.holder.uuid in self._order and turn.holder.cluster == turns.holder.cluster
+
+    def is_last_look(self, turns: Turns, paths: RunPaths) -> bool:
+        """Announce that the slot ends, and return True unless `submit` raised the number of trials before that.
+
+        Either `submit` finds the announcement and starts new slots, or this slot finds the new number.
+        """
+        write_marker(paths.marker(LEAVING))
+        self._trials.search = self._search()
+        if self.is_empty(turns):
+            return True
+        remove(paths.marker(LEAVING))
+        return False

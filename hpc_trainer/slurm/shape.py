@@ -12,13 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hpc_trainer.config.program import is_one_a_node
 from hpc_trainer.config.schema.cluster import ClusterConfig, HardwareConfig, Launcher
-from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import did_you_mean
 from hpc_trainer.slurm.commands import megabytes
 
 if TYPE_CHECKING:
+    from hpc_trainer.config.schema.train import TrainConfig
     from hpc_trainer.slurm.limits import Limits, NodeGroup, Partition
 
 
@@ -64,6 +63,8 @@ class Shape:
 
 def shape_of(config: TrainConfig) -> Shape:
     """Return the shape of a validated configuration."""
+    from hpc_trainer.config.program import is_one_a_node  # loads all sections, which `status` does not need
+
     return resources(config.hardware, config.cluster, is_one_a_node(config))
 
 

@@ -373,13 +373,16 @@ def _watched(run: RunContext, stop: Stop, recorder: Recorders) -> Iterator[None]
 
 def _device(config: TrainConfig, env: RankEnv) -> torch.device:
     hardware = config.hardware
+    kind = kind_of(hardware.device_type)
     try:
-        return kind_of(hardware.device_type).device(env.local_rank)
+        device = kind.device(env.local_rank)
     except HpcTrainerError as error:
         raise type(error)(
             f"hardware={hardware.name} computes on {hardware.device_type}, which {env.node} lacks: {error} Use "
             "hardware=cpu_x1, or a node that has it."
         ) from error
+    kind.take_share(device, env.per_gpu)
+    return device
 
 
 def _fail(error: BaseException, stop: Stop, recorder: Recorders) -> NoReturn:

@@ -58,6 +58,7 @@ def begin_attempt(paths: RunPaths, env: RankEnv, attempt: int) -> Journal:
             pid=os.getpid(),
             executor=env.launcher,
             world_size=env.world_size,
+            per_gpu=env.per_gpu,
         )
         keep_spent(paths, attempt)
     return journal

@@ -14,6 +14,7 @@ import abc
 import codecs
 import contextlib
 import ctypes
+import dataclasses
 import functools
 import gc
 import os
@@ -30,14 +31,14 @@ from pathlib import Path
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError, ExitCode, RunStateError, SlurmError
-from hpc_trainer.record.files import age_on_server_s, set_umask
+from hpc_trainer.record.files import age_on_server_s, remove, set_umask
 from hpc_trainer.record.journal import Attempt, Journal
 from hpc_trainer.record.last_words import NOT_STARTED
 from hpc_trainer.record.layout import RunPaths, SweepPaths
 from hpc_trainer.record.processes import is_alive, open_pidfd, process_name
 from hpc_trainer.record.reading import is_storage_error, is_there, look_anew, names_in
 from hpc_trainer.record.spec import RunSpec, read_specs
-from hpc_trainer.record.states import CANCEL, DONE, HOLD, KILLED, POOL, RunState
+from hpc_trainer.record.states import CANCEL, DONE, HOLD, KILLED, LEAVING, NO_SERVICE, POOL, RunState
 from hpc_trainer.record.submissions import Submission, read_submissions
 from hpc_trainer.record.turns import (
     Holder,
@@ -57,6 +58,7 @@ from hpc_trainer.runtime.stop import StopFlag, stop_signals_held_back
 from hpc_trainer.slurm import terms
 from hpc_trainer.slurm.queue import LATE_ROW_S, QueueEntry, is_of, read_queue
 from hpc_trainer.worker.conclude import Stop, conclude_start
+from hpc_trainer.worker.mps import Service, start_service
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 # Seconds between looks for runs that other slots gave back, while a place of this slot is free and another works.
@@ -102,6 +104,10 @@ class RunSource(abc.ABC):
 
         Runs of other living slots do not count; runs that this slot has given back do.
         """
+
+    def is_last_look(self, turns: Turns, paths: RunPaths) -> bool:
+        """Return True if a slot whose source is empty may end; `paths` is the slot's folder."""
+        return True
 
     def _may_take(self, run_id: str, turns: Turns, queue: Queue) -> bool:
         number = turns.newest.get(run_id)
@@ -301,7 +307,10 @@ def source_of(sweep: SweepPaths, pool: Submission, element: int) -> RunSource:
 
 @dataclass(slots=True, kw_only=True)
 class _Place:
-    """Place for one run in a slot, with the GPUs and cores that no other place has; `ranks` are process ids."""
+    """Place for one run in a slot, with the cores that no other place has; `ranks` are process ids.
+
+    It has GPUs of its own, or with `pool.per_gpu` one GPU that it shares with the next places.
+    """
 
     number: int
     gpus: tuple[str, ...] = ()
@@ -336,23 +345,46 @@ class Slot:
             uuid=pool.uuid, slot=slot_name(pool.uuid, element), job_id=env.job_id, restart_count=env.restart_count,
             node=env.node, process=process_name(), cluster=os.environ.get("SLURM_CLUSTER_NAME") or None,
         )  # fmt: skip
-        self._env, self._paths = env, slot_folder(sweep, pool.uuid, element)
+        self._paths = slot_folder(sweep, pool.uuid, element)
         self._turns = Turns(sweep, holder)
+        self._env = env = dataclasses.replace(env, per_gpu=max(1, pool.per_gpu))
         self._places = _places(max(1, pool.per_node), self._source.template, element, env)
         self._is_closing = False
         self._told_to_stop = False
         self._looked, self._again_s = -_LONGEST_AGAIN_S, _AGAIN_S / 2
         self._attempt = 0
+        self._service: Service | None = None
 
     def run(self) -> int:
         """Work until nothing is left or the slot must stop; return the exit code of the job."""
+        self._begin()
+        try:
+            if self._env.per_gpu > 1:
+                gpus = [gpu for place in self._places for gpu in place.gpus]
+                self._service = start_service(self._config.pool.mps, gpus)
+        except ConfigError as error:
+            print(error, file=sys.stderr, flush=True)
+            record = {"type": type(error).__name__, "message": str(error)}
+            Journal(self._paths).end(self._attempt, state=RunState.FAILED, cause=NO_SERVICE, error=record)
+            return ExitCode.CONFIG
+        try:
+            return self._work()
+        finally:
+            if self._service is not None:
+                self._service.stop()
+
+    def _begin(self) -> None:
+        """Record that the slot is at work."""
         self._turns.begin()
+        remove(self._paths.marker(LEAVING))  # of an incarnation that was killed as it ended
         journal = Journal(self._paths)
         self._attempt = journal.attempt_number(self._env.job_id, self._env.restart_count)
         journal.start(
             self._attempt, job_id=self._env.job_id, restart_count=self._env.restart_count, node=self._env.node,
             pid=os.getpid(), executor=self._env.launcher, world_size=1,
         )  # fmt: skip
+
+    def _work(self) -> int:
         self._preload()
         is_empty = False
         while True:
@@ -366,7 +398,8 @@ class Slot:
                 time.sleep(_IDLE_S)  # the source waits for what other slots find out
             else:
                 self._turns.look()  # other slots may have ended or given back runs since the last look
-                if is_empty := self._source.is_empty(self._turns):
+                if self._source.is_empty(self._turns) and self._source.is_last_look(self._turns, self._paths):
+                    is_empty = True
                     break
         return self._leave(is_empty=is_empty)
 
@@ -451,13 +484,15 @@ class Slot:
         env = RankEnv(
             rank=rank, local_rank=rank, world_size=place.spec.shape.world_size,
             local_world_size=place.spec.shape.world_size, launcher=POOL, job_id=self._env.job_id,
-            restart_count=place.turn.number, node=self._env.node,
+            restart_count=place.turn.number, node=self._env.node, per_gpu=self._env.per_gpu,
         )  # fmt: skip
         if place.cores:
             with contextlib.suppress(OSError):
                 os.sched_setaffinity(0, place.cores)
         if place.gpus or place.spec.shape.gpus_per_node:
-            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(place.gpus)
+            names = {} if self._service is None else self._service.names
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names.get(gpu, gpu) for gpu in place.gpus)
+            os.environ.update({} if self._service is None else self._service.variables)
         self._set_times()
         stop = StopFlag()
         stop.install()
@@ -546,11 +581,12 @@ def _fork(work: Callable[[], int]) -> int:
 
 def _places(count: int, spec: RunSpec, element: int, env: RankEnv) -> list[_Place]:
     """Return the places of a slot, each with its share of the GPUs and cores that the slot sees."""
-    num_gpus = spec.shape.gpus_per_node
+    num_gpus, per_gpu = spec.shape.gpus_per_node, env.per_gpu
+    of_slot = count * num_gpus // per_gpu
     named = named_gpus()
     is_local = not env.job_id[:1].isdecimal()
-    first = element * count * num_gpus if is_local else 0  # local slots share one machine
-    gpus = (named or [str(index) for index in range(first + count * num_gpus)])[first:]
+    first = element * of_slot if is_local else 0  # local slots share one machine
+    gpus = (named or [str(index) for index in range(first + of_slot)])[first:]
     cores: list[list[int]] = [[] for _ in range(count)]
     if count > 1 and not is_local:
         own = sorted(os.sched_getaffinity(0))
@@ -558,7 +594,7 @@ def _places(count: int, spec: RunSpec, element: int, env: RankEnv) -> list[_Plac
             cores = shares(own, count, 1)
     return [
         _Place(
-            number=number, gpus=tuple(gpus[number * num_gpus : (number + 1) * num_gpus]), cores=frozenset(cores[number])
+            number=number, gpus=tuple(gpus[number // per_gpu * num_gpus :][:num_gpus]), cores=frozenset(cores[number])
         )
         for number in range(count)
     ]
@@ -587,7 +623,7 @@ def _state_after(paths: RunPaths, turn: Turn, place: _Place, env: RankEnv) -> Ru
         number = journal.attempt_number(env.job_id, turn.number)
         journal.start(
             number, job_id=env.job_id, restart_count=turn.number, node=env.node, pid=os.getpid(), executor=POOL,
-            world_size=len(place.codes),
+            world_size=len(place.codes), per_gpu=env.per_gpu,
         )  # fmt: skip
         message = f"the worker ended with code {code} before the attempt began; its messages are in the slot's output"
         journal.end(number, state=RunState.FAILED, cause=NOT_STARTED, error={"message": message})

@@ -89,10 +89,10 @@ def test_up_twice_leaves_the_running_cluster_alone(slurm: SlurmCluster) -> None:
 def test_the_printed_environment_reaches_the_cluster(slurm: SlurmCluster) -> None:
     project = Path(__file__).resolve().parents[2]
     words = f"{sys.executable} -m tests.slurm.testbed env --dir {slurm.spec.folder}"
-    show = 'command -v squeue && squeue -h && echo "$HPC_TRAINER_CONFIG_DIR"'
+    show = 'command -v sinfo && sinfo -h -N -p main -o %N && echo "$HPC_TRAINER_CONFIG_DIR"'
     script = f'eval "$({words} --release {slurm.release})" && {show}'
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, cwd=project)
-    assert done.stdout.split() == [str(slurm.spec.bin / "squeue"), slurm.env["HPC_TRAINER_CONFIG_DIR"]]
+    assert done.stdout.split() == [str(slurm.spec.bin / "sinfo"), *NODES, slurm.env["HPC_TRAINER_CONFIG_DIR"]]
     script = f"export HPC_TRAINER_CONFIG_DIR=/site/conf && {script}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, cwd=project)
     assert done.stdout.split()[-1] == f"{slurm.env['HPC_TRAINER_CONFIG_DIR']}:/site/conf", "a site's own stays"

@@ -17,6 +17,7 @@ from hpc_trainer.config.schema.cluster import (
     GpuRequest,
     HardwareConfig,
     Launcher,
+    PoolConfig,
     TimeLimit,
 )
 from hpc_trainer.config.schema.output import EVENTS, MonitorConfig, NotifyConfig, OnOverheat
@@ -212,6 +213,32 @@ def _hardware(hardware: HardwareConfig) -> Iterator[str]:
     yield from script_words.word_problem("hardware.constraint", hardware.constraint, script_words.CONSTRAINT)
     yield from script_words.word_problem("hardware.exclude", hardware.exclude, script_words.HOSTS)
     yield from script_words.word_problem("hardware.gpu_type", hardware.gpu_type, script_words.GPU_TYPE)
+
+
+def pool_problems(hardware: HardwareConfig, pool: PoolConfig) -> tuple[str, ...]:
+    """Return each problem with runs that share a GPU in a pool."""
+    per_gpu, per_node = pool.per_gpu, pool.per_node
+    if pool.jobs is None or per_gpu <= 1:
+        return ()
+    if not hardware.gpus_per_node:
+        return (
+            f"pool.per_gpu={per_gpu}: runs without a GPU (hardware.gpus_per_node=0) have none to share. Leave it out: "
+            f"pool.per_node={per_gpu} runs that many side by side.",
+        )
+    if hardware.num_nodes * hardware.gpus_per_node > 1:
+        where = f"hardware.num_nodes={hardware.num_nodes}, hardware.gpus_per_node={hardware.gpus_per_node}"
+        return (
+            f"pool.per_gpu={per_gpu}: only runs with one GPU and one rank can share a GPU, and these have more "
+            f"({where}). Use hardware.num_nodes=1 hardware.gpus_per_node=1, or leave out pool.per_gpu.",
+        )
+    if isinstance(per_node, int) and per_node > 1 and per_node % per_gpu:
+        below = per_node // per_gpu * per_gpu
+        nearest = f"{below} or {below + per_gpu}" if below else f"{per_gpu}"
+        return (
+            f"pool.per_node={per_node} must be a multiple of pool.per_gpu={per_gpu}: each GPU of a slot has as many "
+            f"runs. Use pool.per_node={nearest}.",
+        )
+    return ()
 
 
 def site_notes(hardware: HardwareConfig, cluster: ClusterConfig) -> tuple[str, ...]:

@@ -20,17 +20,25 @@ from hpc_trainer.config.table.choice import holds, is_there
 _MOMENT_BYTES = 4
 
 
-def memory_line(plain: Mapping[str, Any], world_size: int) -> str | None:
-    """Return a line if a frozen configuration cannot fit the largest GPU of its type; None if it may, or if unknown."""
+def memory_line(plain: Mapping[str, Any], world_size: int, per_gpu: int = 1) -> str | None:
+    """Return a line if a frozen configuration cannot fit the largest GPU of its type; None if it may, or if unknown.
+
+    Args:
+        plain: the configuration.
+        world_size: number of ranks.
+        per_gpu: number of runs that share each GPU and its memory.
+    """
     name = plain["hardware"]["gpu_type"]
     gpu = find_gpu_type(name)
     least = None if gpu is None else least_bytes(plain, world_size)
-    if gpu is None or least is None or least <= gpu.memory_gb[-1] * 1e9:
+    if gpu is None or least is None or least <= gpu.memory_gb[-1] * 1e9 / per_gpu:
         return None
     sizes = " or ".join(map(str, gpu.memory_gb))
+    sharing = f" for the {per_gpu} runs that share it (pool.per_gpu)" if per_gpu > 1 else ""
     return (
         f"model=gpt needs at least {least / 1e9:.4g} GB a rank (for weights, gradients and optimizer state only), and "
-        f"hardware.gpu_type={name} has {sizes} GB. `plan --memory` estimates all of it, and names the keys that help."
+        f"hardware.gpu_type={name} has {sizes} GB{sharing}. `plan --memory` estimates all of it, and names the "
+        "keys that help."
     )
 
 

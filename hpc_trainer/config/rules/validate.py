@@ -20,6 +20,7 @@ from hpc_trainer.config.rules.cluster_rules import (
     hardware_problems,
     monitor_problems,
     notify_problems,
+    pool_problems,
 )
 from hpc_trainer.config.rules.data_rules import data_problems, metric_problems, task_problems, with_absolute_paths
 from hpc_trainer.config.rules.declared_rules import effect_problems, value_problems, within
@@ -92,6 +93,7 @@ def _find_problems(config: TrainConfig, memo: Memo) -> Iterator[str]:
     yield from _general(config)
     yield from memo.of(hardware_problems, config.hardware)
     yield from cluster_problems(config)
+    yield from memo.of(pool_problems, config.hardware, config.pool)
     yield from _snapshot(config.snapshot)
     yield from memo.of(param_problems, config.params)
     if config.train.command is not None:  # the rules below do not apply to a program

@@ -301,6 +301,14 @@ AUTO_PLACES = "auto"
 """Value of `pool.per_node` for as many places as a node has room for."""
 
 
+class Mps(str, enum.Enum):
+    """Use of NVIDIA's Multi-Process Service, by which runs compute on one GPU at the same time."""
+
+    auto = "auto"
+    on = "on"
+    off = "off"
+
+
 @dataclass(kw_only=True, slots=True)
 class PoolConfig:
     """`pool`: a few jobs that work through all runs, instead of a job for each run."""
@@ -310,6 +318,12 @@ class PoolConfig:
     per_node: int | str = key(1, only_with("pool.jobs"), limits="≥ 1")
     """Number of runs side by side in one slot, each with its own GPUs and cores. auto: as many as the GPUs, cores and
     memory of a node allow."""
+    per_gpu: int = key(1, only_with("pool.jobs"), limits="≥ 1")
+    """Number of these runs that share one GPU; runs with one GPU each. per_node is a multiple of it, or 1, which then
+    means the runs of one GPU."""
+    mps: Mps = key(Mps.auto, only_with("pool.jobs"))
+    """NVIDIA's Multi-Process Service for runs that share a GPU. auto: a slot starts it if its node has it. on: a slot
+    on a node without it fails. off: no slot starts it, and the runs take turns on the GPU."""
 
 
 class SnapshotMode(str, enum.Enum):

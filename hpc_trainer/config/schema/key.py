@@ -31,6 +31,12 @@ from typing import Any, NamedTuple, TypeVar
 
 _KEY = "key"
 
+# Sections that say where a run works and what it reports; they do not distinguish runs.
+PASSED_OVER = frozenset((
+    "experiment_name", "sweep_name", "cluster", "monitor", "tracker", "local", "paths", "snapshot", "sweep", "budget",
+    "pool", "trust", "notify",
+))  # fmt: skip
+
 
 class Identity(enum.Enum):
     """Effect of another value on the run's identity: whether it makes another run."""

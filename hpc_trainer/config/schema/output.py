@@ -69,13 +69,14 @@ def is_best_small(checkpoint: CheckpointConfig, metric: str) -> bool:
     return not best_is_max(checkpoint) if metric == checkpoint.keep_best else small_is_better(metric)
 
 
-_USUAL_METRICS = ("eval_accuracy", "eval_loss")
+_USUAL_METRICS = ("eval_accuracy", "eval_loss", "val_accuracy", "val_loss", "accuracy", "loss")
 
 
 def compared_by(checkpoint: CheckpointConfig, known: Collection[str]) -> str | None:
     """Return the metric by which runs are compared, among those that are known; None if it is not known.
 
-    It is that of `checkpoint.keep_best`, else eval_accuracy, else eval_loss.
+    It is that of `checkpoint.keep_best`, else the first known one of eval_accuracy, eval_loss, val_accuracy, val_loss,
+    accuracy and loss. A program (`--command`) has no `keep_best`.
     """
     return next((name for name in (checkpoint.keep_best, *_USUAL_METRICS) if name is not None and name in known), None)
 
@@ -123,7 +124,7 @@ class NotifyConfig:
     shape: NotifyShape = key(NotifyShape.slack, only_with("notify.webhook_env"))
     """slack: {"text": ...}, as Slack and Mattermost take it. ntfy: a text with Title and Tags. json: all fields."""
     metric: str | None = key(None, only_with("notify.command", "notify.webhook_env"))
-    """Metric of the event best; null: checkpoint.keep_best, else eval_accuracy, else eval_loss."""
+    """Metric of the event best; null: the metric by which `results` compares runs."""
     timeout_s: float = key(10.0, only_with("notify.command", "notify.webhook_env"), limits="[1, 60]")
     """Seconds after which a command or a post is given up."""
     mail: str | None = key(None, ALWAYS)

@@ -87,9 +87,13 @@ class CudaMemory:
         self._device = device
 
     def limit(self) -> int:
-        """Return the free bytes and those of this rank; other processes and the CUDA context are left out."""
-        free, _ = torch.cuda.mem_get_info(self._device)
-        return free + self.held()
+        """Return the free bytes and those of this rank; other processes and the CUDA context are left out.
+
+        It is not more than the process's share of a GPU that runs of a pool share (`pool.per_gpu`).
+        """
+        free, total = torch.cuda.mem_get_info(self._device)
+        share = torch.cuda.get_per_process_memory_fraction(self._device)
+        return min(free + self.held(), int(share * total))
 
     def held(self) -> int:
         """Return the bytes that the allocator has reserved."""

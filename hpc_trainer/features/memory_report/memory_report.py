@@ -78,10 +78,11 @@ class MemoryReportAbility(Ability):
         if device.type == "cuda":
             used, peak = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
             most = torch.cuda.max_memory_reserved(device)
+            share = torch.cuda.get_per_process_memory_fraction(device)
             figures |= {
                 "activations": max(0, peak - num_held) if self._state is not None else None,
                 "peak": most,
-                "limit": torch.cuda.get_device_properties(device).total_memory,
+                "limit": int(share * torch.cuda.get_device_properties(device).total_memory),
                 "cache": torch.cuda.memory_reserved(device) - used,
                 "fragmentation": 1 - peak / most if most else 0.0,
             }

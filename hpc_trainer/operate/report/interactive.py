@@ -179,7 +179,7 @@ def _page_data(sweeps: Sequence[ReportedSweep], numbers: _Numbers) -> dict[str, 
             runs.append(_run(number, run, report, row, axes, config_of.get(report.run_id), table.kept))
             reports.append(report)
     _add_telemetry(sweeps, runs, places, numbers)
-    ranking = [*filter(None, (table.compared_by for table in tables)), "loss", *metrics]
+    ranking = [*filter(None, (table.compared_by for table in tables)), *metrics]
     metric = next((name for name in ranking if name in metrics), None)
     is_up = metric is not None and _is_best_small(metric, tables)
     ranked_by = sweeps[0].report.ranked_by

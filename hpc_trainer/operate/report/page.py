@@ -307,8 +307,8 @@ def _charts(report: Report) -> str:
 def _best_first(report: Report) -> list[RunReport]:
     """Sort by the last value of the metric that ranks them, so that a run has the same colour in all charts."""
     drawn = {name for run in report.runs for name, curve in run.curves.items() if curve}
-    name = compared_by(report.kept, drawn) or "loss"
-    if name not in drawn:
+    name = compared_by(report.kept, drawn)
+    if name is None:
         return list(report.runs)
     return [*_by_last_value(name, report), *(run for run in report.runs if not run.curves.get(name))]
 

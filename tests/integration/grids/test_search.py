@@ -96,6 +96,9 @@ def test_more_trials_continue_a_search_and_another_space_is_refused(local: Local
     after = local.json("results", "more")
     assert [row["run_id"] for row in after[:2]] == [row["run_id"] for row in before]
     assert [row["attempts"] for row in after] == [1, 1, 1]
+    again = local.run("submit", *words, "search.trials=3", LR)
+    assert "3 trials were drawn and have ended; nothing is left to submit." in again.stdout
+    assert local.json("submit", *words, "search.trials=3", LR)["job_id"] is None
     refused = local.run("submit", *words, "search.trials=3", "optim.lr=interval(1e-4,1e-1)", check=False)
     assert refused.returncode == 2
     assert "(log) before, optim.lr from 0.0001 to 0.1 (linear) now" in refused.stderr

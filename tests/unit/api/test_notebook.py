@@ -103,6 +103,31 @@ def test_a_table_of_states_has_outcomes_and_short_causes(sweep: SweepOnDisk) -> 
     assert re.search(r"<td>ValueError: [a-z ]{68}\.\.</td>", text)
 
 
+def test_a_table_of_states_keeps_the_state_beside_a_metric_of_that_name(sweep: SweepOnDisk) -> None:
+    sweep.done(0, state=60.0, node=2.0, eval_loss=0.75)
+    text = hpc_trainer.status()._repr_html_()
+    assert re.findall("<th>(.*?)</th>", text) == [
+        "run_id", "state", "step", "node", "metrics.state", "metrics.node", "eval_loss", "cause",
+    ]  # fmt: skip
+    assert "<td>COMPLETED</td>" in text
+
+
+def test_a_table_of_sweeps_is_that_of_the_command_line(sweep: SweepOnDisk) -> None:
+    heads, cells = (re.findall(f"<{tag}>(.*?)</{tag}>", hpc_trainer.sweeps()._repr_html_()) for tag in ("th", "td"))
+    assert heads == ["sweep", "runs", "submitted", "by", "states", "size", "files", "best", "tags", "note"]
+    assert cells[:2] == ["mine", "3"]
+    assert re.fullmatch(r"20\d\d-\d\d-\d\d \d\d:\d\d", cells[2])
+    assert cells[4] == "1 COMPLETED, 1 FAILED, 1 OPEN"
+    assert cells[7] == "eval_loss=0.75"
+
+
+def test_one_axis_or_column_is_given_as_text(sweep: SweepOnDisk) -> None:
+    means = hpc_trainer.results(group_by="seed", columns="n,eval_loss")
+    assert list(means) == ["n", "eval_loss"]
+    with pytest.raises(ConfigError, match=r"--group-by sed: .*Did you mean seed\?"):
+        hpc_trainer.results(group_by="sed")
+
+
 def test_cancel_needs_a_name_and_cancels_what_it_names(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
     with pytest.raises(RunStateError, match="cancel needs the name of a sweep or of a run"):
         hpc_trainer.cancel()

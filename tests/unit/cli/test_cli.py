@@ -86,6 +86,7 @@ PLAN = {
             "hardware": str, "runs": int, "nodes": int, "gpus_per_node": int, "partition": NULLABLE,
             "time_limit_min": int, "gpu_hours_max": (int, float), "start": NULLABLE, "script": str,
             "slots": (int, type(None)), "per_node": (int, type(None)),
+            "per_gpu": (int, type(None)),
         }
     ],
     "expected": list,
@@ -534,6 +535,17 @@ HEAVY = "heavy = [m for m in ('torch', 'hydra', 'omegaconf', 'submitit', 'numpy'
 def test_the_command_line_imports_nothing_heavy() -> None:
     code = f"import sys, hpc_trainer.cli.main; {HEAVY}; print(heavy)"
     assert _run("-c", code).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("verb", ["status", "results", "cancel"])
+def test_texts_and_paths_of_a_command_line_need_no_pydantic(tmp_path: Path, verb: str) -> None:
+    code = (
+        "import atexit, sys; atexit.register(lambda: print('pydantic' in sys.modules)); "
+        "from hpc_trainer.cli.main import main; main()"
+    )
+    ran = _run("-c", code, verb, "no-such-sweep", "--runs-dir", str(tmp_path), "--where", "seed<1")
+    assert ran.stdout == "False\n"
+    assert f"{tmp_path} holds no sweep" in ran.stderr
 
 
 def test_no_verb_of_the_login_node_imports_torch(runs_dir: Path, fake_slurm: FakeSlurm) -> None:

@@ -195,6 +195,13 @@ def test_a_pipe_gets_whole_ids(results: Told, sweep: SweepOnDisk, monkeypatch: p
     assert [line.split()[0] for line in results().splitlines()[1:7]] == [spec.run_id for spec in sweep.specs]
 
 
+def test_the_best_run_is_known_from_a_programs_own_metrics(sweep: SweepOnDisk, results: Told) -> None:
+    for index in range(5):
+        metrics = {"loss": 0.5 - index / 10, "val_loss": 0.1 + index / 10, "grad_norm": 3.0}
+        write_json(sweep.run(index).result, {"metrics": metrics})
+    assert f"Best val_loss: 0.1 ({sweep.specs[0].run_id})" in results(where="state=='COMPLETED'")
+
+
 def test_a_metric_named_like_a_best_value_shadows_none(sweep: SweepOnDisk, results: Told) -> None:
     write_json(sweep.run(0).result, {"metrics": {"eval_accuracy": 0.5, "eval_accuracy.best": 7.0, "wall_s": 3.0}})
     row = json.loads(results(format="json"))[0]
@@ -272,6 +279,15 @@ def test_status_with_chosen_columns(status: Told, sweep: SweepOnDisk) -> None:
     ]  # fmt: skip
     with pytest.raises(ConfigError, match=r"--columns sed: there is no such column\. Did you mean seed\?"):
         status(columns=["sed"])
+
+
+def test_a_metric_named_like_a_column_of_status_is_found_by_its_prefix(status: Told, sweep: SweepOnDisk) -> None:
+    for index in range(2):
+        write_json(sweep.run(index).result, {"metrics": {"state": 60 + index, "step": 7, "wall_s": 3, "seed": 5}})
+    shown = status(columns=["run", "state", "metrics.state"], where="metrics.state>60 and state=='COMPLETED'")
+    assert shown.splitlines()[1].split() == [sweep.specs[1].run_id, "COMPLETED", "61"]
+    assert "1 of 6 runs match" in shown
+    assert "1 of 6 runs match" in status(where="metrics.wall_s==3 and seed==0 and wall_s>1700 and metrics.seed==5")
 
 
 def test_a_waiting_run_says_why_for_how_long_and_when_it_is_expected(

@@ -169,6 +169,15 @@ def test_what_tells_least_goes_first_and_what_has_room_after_all_comes_back() ->
     assert fit_table(columns, rows, 8) == ([0], [8])
 
 
+def test_no_figure_is_cut() -> None:
+    columns, rows = ["LR", "LOSS", "ACCURACY", "N"], [["0.01", "0.08635 ± 0.017", "0.9502 ± 0.0012", "2"]]
+    assert fit_table(columns, rows, 41) == ([0, 1, 2, 3], [4, 15, 15, 1])
+    assert fit_table(columns, rows, 38) == ([0, 1, 2], [4, 15, 15])
+    assert fit_table(columns, rows, 37) == ([0, 1, 3], [4, 15, 1]), "N alone would not make room"
+    long = [["0.01", "0.08635 ± 0.017", "a text that may be cut", "2"]]
+    assert fit_table(columns, long, 41) == ([0, 1, 2, 3], [4, 15, 15, 1])
+
+
 def test_a_cut_id_keeps_its_end() -> None:
     assert cut("mlp-digits-lr0.001-s0-9702569a43", 16) == "…1-s0-9702569a43"
     assert cut("mlp-digits-lr0.001-s0-9702569a43", 28) == "mlp-digi…0.001-s0-9702569a43"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from hpc_trainer.config.environment import (
@@ -264,11 +266,13 @@ def test_a_stop_signal_while_it_unpacks_reaches_the_rank(packed: Path, tmp_path:
     lock_folder.mkdir(mode=0o700)
     stage(packed, "-c", "0", SLURM_TMPDIR=str(place)).communicate()
     (lock,) = lock_folder.glob("*.lock")
-    held = subprocess.Popen(["flock", str(lock), "sleep", "3"])
-    time.sleep(0.5)
     says = "import os; print(os.environ.get('HPC_TRAINER_STOPPED'))"
-    rank = stage(packed, "-c", says, SLURM_TMPDIR=str(place))
-    time.sleep(1.0)
-    rank.send_signal(signal.SIGUSR2)
+    with lock.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        rank = stage(packed, "-c", says, SLURM_TMPDIR=str(place))
+        deadline = time.monotonic() + 60
+        while (rank.pid, "flock") not in [(each.ppid(), each.name()) for each in psutil.process_iter(["ppid", "name"])]:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        rank.send_signal(signal.SIGUSR2)
     assert rank.communicate()[0].strip().endswith("SIGUSR2")
-    held.wait()

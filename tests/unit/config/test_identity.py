@@ -166,6 +166,8 @@ def test_what_is_no_secret_stays_in_the_label(name: str, value: str | int) -> No
         (1e-5, "1e-5", "1e-5"), (2.5e-7, "2.5e-7", "2.5e-7"), (1e9, "1e9", "1e9"), (3e-4, "0.0003", "0.0003"),
         (0.1, "0.1", "0.1"), (1.0, "1", "1.0"), (1e-10, "1e-10", "1e-10"), (1234567.0, "1.23457e6", "1234567.0"),
         (-1.0, "-1", "-1.0"), (1e300, "1e300", "1e300"), (-1e-5, "-1e-5", "-1e-5"),
+        (0.0031930016309617633, "0.003193", "0.003193"), (0.1234567, "0.123457", "0.1234567"),
+        (1 / 3, "0.333333", "0.333333"), (12345678.9, "1.23457e7", "12345678.9"),
     ],
 )  # fmt: skip
 def test_numbers_in_a_label_read_as_a_person_types_them(value: float, in_a_rate: str, in_params: str) -> None:
@@ -182,6 +184,10 @@ def test_numbers_in_a_label_read_as_a_person_types_them(value: float, in_a_rate:
     [
         (["optim.lr=1e-5,0.01"], ["mlp-digits-lr1e-05-s0", "mlp-digits-lr0.01-s0"]),
         (["train.command='python fit.py {params.x}'", "params.x=1e9,2"], ["fit-x1000000000.0-s0", "fit-x2-s0"]),
+        (
+            ["train.command='python fit.py {params.x}'", "params.x=0.12345678901,2"],
+            ["fit-x0.12345678901-s0", "fit-x2-s0"],
+        ),
     ],
 )  # fmt: skip
 def test_a_sweep_of_an_older_version_is_found_again(words: list[str], older: list[str], tmp_path: Path) -> None:
@@ -190,7 +196,7 @@ def test_a_sweep_of_an_older_version_is_found_again(words: list[str], older: lis
         words = [*words, f"train.command_dir={tmp_path}"]
     words = [*words, f"paths.runs_dir={tmp_path}", "sweep_name=before"]
     new = freeze_grid(words)
-    assert new.specs[0].run_id.partition("-s0")[0] in ("mlp-digits-lr1e-5", "fit-x1e9")
+    assert new.specs[0].run_id.partition("-s0")[0] in ("mlp-digits-lr1e-5", "fit-x1e9", "fit-x0.123457")
     before = [
         dataclasses.replace(spec, run_id=f"{label}-{spec.digest[:10]}")
         for spec, label in zip(new.specs, older, strict=True)

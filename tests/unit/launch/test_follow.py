@@ -243,13 +243,19 @@ def test_what_a_failure_before_the_submit_means(
     assert decision.get("decision") == ("held" if is_held else None)
 
 
-def test_a_retry_lets_held_jobs_go_on_behind_the_new_job(runs: Path, fake_slurm: FakeSlurm) -> None:
+def _held_behind_a_failure(slurm: FakeSlurm) -> tuple[Grid, Grid]:
+    """A failed run, and two that follow it and are held."""
     first = _submit("first")
     _end(first, RunState.FAILED)
-    _leave(fake_slurm, "101")
+    _leave(slurm, "101")
     second = _submit("second", "after=first", "seed=0,1")
-    queue = fake_slurm.folder / "queue"
+    queue = slurm.folder / "queue"
     queue.write_text(queue.read_text().replace("Priority", "JobHeldUser"))
+    return first, second
+
+
+def test_a_retry_lets_held_jobs_go_on_behind_the_new_job(runs: Path, fake_slurm: FakeSlurm) -> None:
+    first, second = _held_behind_a_failure(fake_slurm)
     status = read_status(second.sweep)
     assert {run.state for run in status.runs} == {RunState.HELD}
     assert all("which is FAILED" in str(run.cause) and run.pending_reason is None for run in status.runs)
@@ -260,6 +266,17 @@ def test_a_retry_lets_held_jobs_go_on_behind_the_new_job(runs: Path, fake_slurm:
         "scontrol release 102_[0-1]",
     ], "two calls, however many runs were held"
     assert any("2 held run(s) of second continue" in note for note in done.outcome.notes)
+
+
+def test_a_release_that_slurm_refuses_is_told_and_the_jobs_stay_held(runs: Path, fake_slurm: FakeSlurm) -> None:
+    first, second = _held_behind_a_failure(fake_slurm)
+    refusal = 'case "$1" in release) echo "Access/permission denied" >&2; exit 1 ;; esac'
+    (fake_slurm.bin / "scontrol").write_text(f"#!/bin/sh\n{refusal}\n")
+    done = retry(first.sweep, [first.specs[0].run_id])
+    (note,) = [note for note in done.outcome.notes if "of second" in note]
+    assert note == "2 held run(s) of second were not released: 102_[0-1]: Access/permission denied"
+    decisions = [read_decision(second.sweep.run(spec.run_id))["decision"] for spec in second.specs]
+    assert decisions == ["held", "held"]
 
 
 def test_runs_that_follow_different_ones_wait_for_their_own_and_many_for_all(runs: Path, fake_slurm: FakeSlurm) -> None:

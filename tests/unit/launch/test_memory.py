@@ -45,6 +45,13 @@ def test_a_gpu_that_is_too_small(gpu_type: str | None, gb: float, says: str | No
     assert _need(gpu_type, gb, parts={}, problem="unknown").warning is None
 
 
+def test_of_a_shared_gpu_the_share_counts() -> None:
+    assert _need("a100_80gb", 50.0).warning is None
+    warning = _need("a100_80gb", 50.0, per_gpu=2).warning
+    assert warning is not None
+    assert "a100_80gb has 80 GB for the 2 runs that share it (pool.per_gpu)" in warning
+
+
 def test_kinds_are_asked_once(tmp_path: Path) -> None:
     words = ["experiment=digits", "cluster=local", "model=mlp,cnn", "seed=1,2", "optim.lr=1e-3,1e-4"]
     more = [f"paths.runs_dir={tmp_path}", "sweep_name=x", "model.dropout=0"]

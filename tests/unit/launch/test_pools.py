@@ -57,6 +57,62 @@ def test_a_slot_asks_for_all_of_its_places_as_one_task() -> None:
     assert slot_shape(two_ranks, 2).cpus_per_task == 2 * 2 * 8
 
 
+_SHARED: dict[str, Any] = {"pool__per_gpu": 2, "hardware__cpus_per_gpu": 4}
+
+
+def test_runs_that_share_a_gpu_keep_their_own_cores_and_memory() -> None:
+    packing = pack(_runs(8, pool__per_node=4, **_SHARED), _LIMITS)
+    assert (packing.per_node, packing.per_gpu, packing.problems) == (4, 2, ())
+    shape = packing.shape
+    assert (shape.gpus_per_node, shape.cpus_per_task, shape.mem_gb_per_node) == (2, 16, 240.0)
+    by_gpu = _runs(8, hardware__mem_gb_per_node=None, hardware__mem_gb_per_gpu=30.0)[0].shape
+    assert slot_shape(by_gpu, 4, 2).mem_gb_per_gpu == 60.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "per_node"),
+    [
+        ({"hardware__mem_gb_per_node": 10.0}, 8),  # four GPUs of two places
+        ({"hardware__mem_gb_per_node": 10.0, "pool__per_gpu": 4}, 16),
+        ({}, 8),
+        ({"hardware__mem_gb_per_node": 100.0}, 4),  # room for five: a GPU is not requested for one place
+        ({"pool__jobs": 6}, 6),  # as many as its runs, on whole GPUs
+    ],
+)
+def test_auto_counts_the_places_on_each_gpu(changes: dict[str, Any], per_node: int) -> None:
+    packing = pack(_runs(32, **{**_SHARED, "pool__per_node": "auto", **changes}), _LIMITS)
+    assert (packing.per_node, packing.problems) == (per_node, ())
+    unknown = pack(_runs(16, **{**_SHARED, "pool__per_node": "auto"}), Limits())
+    assert (unknown.per_node, unknown.shape.gpus_per_node) == (2, 1)
+
+
+def test_with_one_place_a_slot_has_the_places_of_one_gpu_and_the_plan_says_so() -> None:
+    packing = pack(_runs(8, **_SHARED), _LIMITS)
+    assert (packing.per_node, packing.shape.gpus_per_node, packing.problems) == (2, 1, ())
+    assert packing.notes == ("pool.per_gpu=2: each slot has 2 places on one GPU, as pool.per_node is 1.",)
+
+
+def test_more_runs_on_a_gpu_than_the_node_has_cores_for_are_refused_with_the_most_that_fit() -> None:
+    (problem,) = pack(_runs(pool__per_gpu=2, hardware__cpus_per_gpu=64), _LIMITS).problems
+    assert problem == (
+        "pool.per_gpu=2: a node of partition (the default) has room for 1 such run(s), each with 1/2 GPU, 64 CPU(s), "
+        "61440 MB. Use pool.per_gpu=1, or fewer cores or less memory for a run."
+    )
+    (problem,) = pack(_runs(24, pool__per_gpu=2, pool__per_node=10), _LIMITS).problems
+    assert problem.endswith("has room for 8 such run(s), each with 1/2 GPU, 8 CPU(s), 61440 MB. "
+                            "Use pool.per_node=8 or auto.")  # fmt: skip
+
+
+def test_a_shared_gpu_counts_once_in_what_a_plan_may_take(tmp_path: Path) -> None:
+    runs = _runs(20, pool__per_node=4, hardware__time_limit_min=60, **_SHARED)
+    assert _plan(tmp_path / "s", runs).gpu_hours_max == 4.0, "two slots of two GPUs"
+    assert (runs[0].gpu_hours, runs[0].shape.gpu_hours) == (0.5, 1.0)
+    grid = dataclasses.replace(make_grid(tmp_path / "s", runs), budget=BudgetConfig(max_gpu_hours=11.5))
+    active = {spec.run_id: RunState.RUNNING for spec in grid.specs[:19]}
+    problems = build_plan(grid, Known(states=active), limits=_LIMITS).problems
+    assert problems == (), "half a GPU for each of 19 runs at work, and a slot of two GPUs for the last"
+
+
 def test_what_does_not_fit_is_refused_with_the_nearest_that_does() -> None:
     (problem,) = pack(_runs(pool__per_node=6), _LIMITS).problems
     assert problem == (
@@ -110,6 +166,7 @@ def test_a_pool_takes_the_room_that_there_is_and_its_runs_wait_if_there_is_none(
 def test_the_pool_is_no_part_of_what_a_run_is() -> None:
     alone, in_pool = (make_spec("cluster=slurm", pool__jobs=jobs) for jobs in (None, 4))
     assert alone.run_id == in_pool.run_id
+    assert _runs(1)[0].run_id == _runs(1, pool__per_gpu=4, pool__mps="off")[0].run_id
 
 
 def test_cores_of_this_machine_may_be_shared_by_more_places_than_there_are() -> None:

@@ -10,6 +10,8 @@ import pytest
 from hpc_trainer.operate.usage import total, usage
 from hpc_trainer.record.ledger import append_spent, spent_so_far
 from hpc_trainer.record.states import RunState
+from hpc_trainer.record.submissions import write_confirmation, write_intent
+from hpc_trainer.record.turns import Holder, Turns, slot_name
 from hpc_trainer.slurm.queue import left_of, parse_uses
 from tests.unit.record.builders import make_specs
 from tests.unit.record.sweeps import SweepOnDisk
@@ -83,6 +85,37 @@ def test_what_a_whole_node_has_more_than_the_run_asked_for_is_idle(sweep: SweepO
     _told(fake_slurm, f"500_0|anna|lab|100|100|200|3600|120|{node}|{node}|COMPLETED")
     (row,) = usage([sweep.paths], ["sweep"], [])
     assert (row["gpu_hours_used"], row["gpu_hours_idle"]) == (4.0, 3.0)
+
+
+def test_runs_that_share_a_gpu_use_and_leave_idle_what_their_slot_held(
+    sweep: SweepOnDisk, fake_slurm: FakeSlurm
+) -> None:
+    """A slot of one GPU and two places for an hour: one place had a run all the time, the other half of it."""
+    run_ids = [spec.run_id for spec in sweep.specs]
+    pool = write_intent(
+        sweep.paths, executor="slurm", hardware="gpu_x1", run_ids=run_ids, slots=1, per_node=2, per_gpu=2
+    )
+    write_confirmation(sweep.paths, pool, "600")
+    holder = Holder(uuid=pool.uuid, slot=slot_name(pool.uuid, 0), job_id="600_0", restart_count=0, node="n", process="")
+    turns = Turns(sweep.paths, holder)
+    turns.begin()
+    for number, seconds in ((0, 3600.0), (1, 1800.0)):
+        turn = turns.take(sweep.specs[number].run_id, number)
+        assert turn is not None
+        turns.end(turn, RunState.COMPLETED, seconds)
+    now = int(time.time())
+    _told(fake_slurm, f"600_0|anna|lab|{now - 3600}|{now - 3600}|{now - 3600}|3600|120|{GPU}|{GPU}|COMPLETED")
+    (row,) = usage([sweep.paths], ["sweep"], [])
+    assert (row["gpu_hours_used"], row["gpu_hours_idle"]) == (1.0, pytest.approx(0.25))
+
+
+def test_without_accounting_a_run_counts_with_its_share_of_the_gpu(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    fake_slurm.answer("sacct", code=1, error="sacct: error: slurm_persist_conn_open: Connection refused")
+    for number in (0, 1):
+        sweep.start(number, age_s=7200.0, per_gpu=2)
+        sweep.end(number, state=RunState.COMPLETED, cause="done", age_s=3600.0)
+    (row,) = usage([sweep.paths], ["sweep"], [])
+    assert row["gpu_hours_used"] == pytest.approx(1.0, abs=0.01)
 
 
 def test_without_an_answer_the_runs_own_files_count(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:

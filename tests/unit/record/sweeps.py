@@ -53,7 +53,7 @@ class SweepOnDisk:
 
     def start(
         self, index: int = 0, *, attempt: int = 0, job_id: str | None = None, executor: str = "slurm", node: str = "n1",
-        pid: int = 1, resumed: int | None = None, age_s: float = 0.0,
+        pid: int = 1, resumed: int | None = None, age_s: float = 0.0, per_gpu: int = 1,
     ) -> None:  # fmt: skip
         """Rank 0 of an attempt is alive."""
         journal = Journal(self.run(index))
@@ -65,6 +65,7 @@ class SweepOnDisk:
             pid=pid,
             executor=executor,
             world_size=1,
+            per_gpu=per_gpu,
         )
         self._backdate(index, attempt, age_s)
         if resumed is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import random
@@ -75,6 +76,11 @@ def test_what_is_before_and_after_the_process(paths: RunPaths) -> None:
     assert ledger is not None
     assert (ledger.elapsed_s, ledger.gpu_seconds, ledger.goodput) == (125.0, 1000.0, pytest.approx(0.64))
     assert ledger.is_by_slurm
+    sharing = ledger_of(
+        paths, [dataclasses.replace(attempt(), per_gpu=4)], num_gpus=1, allocations=[allocation(990.0, 125.0)]
+    )
+    assert sharing is not None
+    assert (sharing.elapsed_s, sharing.gpu_seconds) == (125.0, 31.25)
 
 
 def test_without_accounting_the_run_s_own_files_tell(paths: RunPaths) -> None:

@@ -130,6 +130,8 @@ def test_gpu_hours_count_each_attempt_to_its_end_or_to_the_next(sweep: SweepOnDi
     assert gpu_hours(dataclasses.replace(run, attempts=run.attempts[:1], age_s=time.time())) == 0.0, "a clock was wrong"
     hour = dataclasses.replace(run.attempts[0], start_time=0.0, end_time=3600.0)
     assert gpu_hours(dataclasses.replace(run, attempts=[hour])) == 2.0
+    shared = dataclasses.replace(hour, per_gpu=4)
+    assert gpu_hours(dataclasses.replace(run, attempts=[hour, shared])) == 2.5, "of a shared GPU its share"
 
 
 def test_only_a_run_at_work_shows_what_is_wrong_with_its_device(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:

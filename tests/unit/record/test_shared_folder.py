@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from hpc_trainer.record import reading
-from hpc_trainer.record.files import age_on_server_s, claim, make_folder_once, own_name, remove, rename
+from hpc_trainer.record.files import age_on_server_s, claim, make_folder_once, own_name, remove, rename, write_atomic
 from hpc_trainer.record.reading import Watch, cache_age_s, is_there, look_anew, mount_of, names_in, retry_stale
 
 
@@ -47,6 +47,23 @@ def test_a_rename_whose_answer_was_lost_is_done(
     _loses_reply(monkeypatch, "rename", errno.ENOENT)
     rename(source, target, is_own=is_own)
     assert target.is_dir() if is_folder else target.read_text() == "new"
+
+
+def test_a_file_is_written_if_another_has_replaced_it_before_the_answer_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only this process knows the temporary name: if it is gone, the rename was carried out."""
+    target, real = tmp_path / "target", os.rename
+
+    def lost(source: Path, name: Path) -> None:
+        real(source, name)
+        (tmp_path / "theirs").write_text("theirs")
+        real(tmp_path / "theirs", name)
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+    monkeypatch.setattr(os, "rename", lost)
+    write_atomic(target, "ours")
+    assert target.read_text() == "theirs"
 
 
 @pytest.mark.parametrize("is_own", [False, True])

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from hpc_trainer.operate.why import explain
 from hpc_trainer.record.journal import Journal, failures_of_storage, newest_chain
 from hpc_trainer.record.processes import process_name
 from hpc_trainer.record.states import POOL, RunState
@@ -89,13 +90,22 @@ def test_the_status_names_a_claim_that_is_torn_or_of_another_cluster(sweep: Swee
     (claims / f"{first}.0").write_bytes(b"\xff{")
     sweep.paths.run(fourth).folder.mkdir()
     sweep.paths.run(fourth).marker("DONE").touch()
-    notes = [note for note in read_status(sweep.paths).notes if "no slot takes" in note]
+    status = read_status(sweep.paths)
+    notes = [note for note in status.notes if "no slot takes" in note]
     assert notes == [
         f"no slot takes {first}, because its claim {claims / first}.0 cannot be read. A pool that is submitted two "
         "minutes after the file was written takes the run.",
         f"no slot takes {second}: by its claim {claims / second}.0, job 77_0 of cluster far on far1 has it, and no "
         "submission of this sweep has that job. If the job has ended, remove the file.",
     ]
+    torn, strange_one = (explain(status, status.run(run_id)) for run_id in (first, second))
+    assert torn.verdict == "No slot takes it: its claim cannot be read."
+    assert torn.evidence[0] == f"claim: {claims / first}.0"
+    assert torn.advice == ["hpc-trainer submit with the same arguments, two minutes after the file was written"]
+    assert strange_one.verdict == "No slot takes it: by its claim a job has it that no submission of this sweep has."
+    assert strange_one.evidence[0] == f"claim: {claims / second}.0, of job 77_0 of cluster far on far1"
+    assert strange_one.advice == [f"if that job has ended: rm {claims / second}.0"]
+    assert torn.diagnosis == strange_one.diagnosis == "claim"
 
 
 def test_an_end_that_another_slot_recorded_is_seen_once_its_line_is_whole(sweep: SweepOnDisk) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from hpc_trainer.config.schema.cluster import Device
 from hpc_trainer.errors import ConfigError, HpcTrainerError
-from hpc_trainer.runtime.devices import kind_of, kinds_in_use
+from hpc_trainer.runtime.devices import kind_of, kinds_in_use, share_of_memory
 
 
 def test_there_is_a_kind_for_each_choice() -> None:
@@ -29,6 +30,21 @@ def test_the_cpu() -> None:
     assert torch.equal(torch.rand(3), drawn)
     kind.launch()
     kind.synchronize(torch.device("cpu"))
+
+
+def test_a_process_takes_no_more_than_its_share_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a GB of each share is for the CUDA context, which torch's allocator does not count."""
+    gib, bounds = 2**30, []
+    assert share_of_memory(80 * gib, 1) == 80 * gib
+    assert share_of_memory(80 * gib, 4) == 20 * gib - gib // 2
+    assert share_of_memory(2 * gib, 4) == gib // 4, "at least half of a small share"
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80 * gib))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *asked: bounds.append(asked))
+    device = torch.device("cuda", 0)
+    for per_gpu in (1, 2):
+        kind_of("cuda").take_share(device, per_gpu)
+        kind_of("cpu").take_share(torch.device("cpu"), per_gpu)
+    assert bounds == [(39.5 / 80, device)]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")

@@ -13,8 +13,8 @@ import pytest
 CHILD = """
 import ctypes, os, sys, threading, time
 from hpc_trainer.runtime import watchdog
-watchdog.STACKS_S, watchdog._LOCKED_S = 0.6, 1.0
 how, flag = sys.argv[1], sys.argv[2]
+watchdog.STACKS_S, watchdog._LOCKED_S = 1.5 if how == "late" else 0.6, 1.0
 
 def give_up(why):
     print(why, f"after {time.monotonic() - begin:.1f}", flush=True)
@@ -29,9 +29,10 @@ def count(seconds):
         dog.beat()
         time.sleep(0.01)
 
-limit_s = float(sys.argv[3])
+limit_s, recorded = float(sys.argv[3]), threading.Event()
 dog = watchdog.Watchdog(
-    limit_s, has_failed=lambda: os.path.exists(flag), give_up=give_up, follows=how == "follows"
+    limit_s, has_failed=lambda: os.path.exists(flag), give_up=give_up, follows=how == "follows",
+    record=lambda why: recorded.set(),
 )
 begin = time.monotonic()
 with dog.watching():
@@ -41,8 +42,8 @@ with dog.watching():
         ctypes.PyDLL(None).usleep(60_000_000)
     else:
         if how == "late":
-            time.sleep(limit_s - 0.2)  # within the time that the stacks are waited for
-        count(2 * limit_s)
+            recorded.wait()  # the stacks are written, and the others' are waited for
+        count(limit_s + 0.5)
 print("lives", threading.active_count(), flush=True)
 """
 
@@ -59,7 +60,7 @@ def test_a_silent_rank_writes_every_stack_and_gives_up(tmp_path: Path) -> None:
     assert done.returncode == 74
     told, after = (float(word) for word in re.findall(r"[0-9.]+", done.stdout))
     assert done.stdout.startswith("no sign of life for ")
-    assert abs(told - after) <= 0.6, "the whole silence, with the time that the stacks took"
+    assert abs(told - after) < 1.0, "the whole silence in full seconds, with the time that the stacks took"
     assert "in wait_for_peers" in done.stderr
     assert "in _watch" in done.stderr
 
@@ -72,7 +73,7 @@ def test_one_that_holds_the_interpreters_lock_ends_too(tmp_path: Path) -> None:
 
 
 def test_one_that_lives_is_left_alone(tmp_path: Path) -> None:
-    done = _run("lives", tmp_path / "none", 1.0)
+    done = _run("lives", tmp_path / "none", 2.0)
     assert (done.returncode, done.stdout, done.stderr) == (0, "lives 1\n", "")
 
 

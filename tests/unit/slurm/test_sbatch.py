@@ -112,7 +112,7 @@ def test_a_job_id_counts_whatever_the_wrapper_ends_with(script: Path, fake_slurm
     fake_slurm.answer("sbatch", "Submitted batch job 7\n", error="quota: timed out\n", code=137)
     assert submit_script(script) == "7"
     (fake_slurm.bin / "sbatch").write_text("#!/bin/sh\necho Submitted batch job 8\nexec sleep 30\n")
-    assert submit_script(script, timeout_s=1.0) == "8"
+    assert submit_script(script, timeout_s=3.0) == "8"
 
 
 def test_the_words_are_slurms_own(script: Path, fake_slurm: FakeSlurm) -> None:

@@ -51,7 +51,7 @@ def test_what_a_rank_waited_for_a_stuck_one_was_a_hang(tmp_path: Path, first_fai
             time.sleep(0.3)
             raise ConnectionError("closed by peer")
     assert spans.seconds()[kind] >= 0.3
-    assert spans.seconds()[{Kind.hang: Kind.step, Kind.step: Kind.hang}[kind]] < 0.2
+    assert spans.seconds()[{Kind.hang: Kind.step, Kind.step: Kind.hang}[kind]] < 0.3
 
 
 def test_a_short_timeout_of_collectives_leaves_the_watchdog_the_time_that_it_needs(

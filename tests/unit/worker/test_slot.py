@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,13 +17,16 @@ from types import SimpleNamespace
 
 import pytest
 
+from hpc_trainer.errors import ExitCode
 from hpc_trainer.operate.control import hold_runs, release_runs
 from hpc_trainer.operate.report.data import build_report
+from hpc_trainer.operate.why import explain
 from hpc_trainer.record.files import claim
 from hpc_trainer.record.holds import write_hold
 from hpc_trainer.record.journal import Attempt, Journal
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.processes import process_name
+from hpc_trainer.record.run_figures import gpu_hours, wall_s
 from hpc_trainer.record.spec import RunSpec, read_specs
 from hpc_trainer.record.states import DONE, HOLD, POOL, RunState
 from hpc_trainer.record.status import read_status
@@ -31,9 +35,11 @@ from hpc_trainer.record.turns import Holder, Turns, pool_job, read_turn, slot_fo
 from hpc_trainer.runtime.pace import JOB_START
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag
+from hpc_trainer.slurm.queue import LATE_ROW_S
 from hpc_trainer.worker import slot
 from hpc_trainer.worker.rank import run_turn
 from hpc_trainer.worker.slot import ListedRuns, Slot
+from tests.mps_stand_in import write_stand_in
 from tests.unit.record.builders import make_specs
 from tests.unit.record.sweeps import SweepOnDisk
 from tests.unit.slurm.fake_slurm import FakeSlurm
@@ -43,11 +49,13 @@ _GONE = f"{os.uname().nodename}:1:1.00"
 """Name of a process of this machine that is not alive: process 1 began at another time."""
 
 
-def _pool(sweep: SweepOnDisk, executor: str, job_id: str, slots: int = 2, per_node: int = 1) -> Submission:
+def _pool(
+    sweep: SweepOnDisk, executor: str, job_id: str, slots: int = 2, per_node: int = 1, per_gpu: int = 1
+) -> Submission:
     run_ids = [spec.run_id for spec in sweep.specs]
     intent = write_intent(
-        sweep.paths, executor=executor, hardware="x", run_ids=run_ids, slots=slots, per_node=per_node
-    )  # fmt: skip
+        sweep.paths, executor=executor, hardware="x", run_ids=run_ids, slots=slots, per_node=per_node, per_gpu=per_gpu
+    )
     write_confirmation(sweep.paths, intent, job_id)
     return read_submissions(sweep.paths)[-1]
 
@@ -185,7 +193,8 @@ def test_on_slurm_the_queue_decides_and_is_asked_once_a_look(
     def answer(*rows: str) -> None:
         fake_slurm.print("squeue", head + "".join(row + tail for row in rows))
 
-    monkeypatch.setattr(slot, "LATE_ROW_S", 0.3)
+    now_s = 100.0
+    monkeypatch.setattr(slot, "time", SimpleNamespace(monotonic=lambda: now_s))
     source = _source(sweep, pool)
     answer("500_0|RUNNING|n9|None", "500_1|COMPLETING|n9|None", "500_2|RUNNING|n1|None")
     assert _taken(source, ours) is None
@@ -201,7 +210,9 @@ def test_on_slurm_the_queue_decides_and_is_asked_once_a_look(
     answer("500_2|RUNNING|n1|None")
     assert _taken(source, ours) is None, "once is not enough: squeue may leave out one that begins"
     assert not source.is_empty(ours), "so the slot looks again"
-    time.sleep(0.4)
+    now_s += LATE_ROW_S - 1
+    assert _taken(source, ours) is None
+    now_s += 1
     assert _taken(source, ours) == (sweep.specs[0].run_id, 1), "Slurm no longer knows its slot"
 
 
@@ -383,6 +394,75 @@ def _wait_for(has_come: Callable[[], bool], timeout_s: float = 120.0) -> None:
     while not has_come():
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("named", "element", "per_gpu", "gpus"),
+    [
+        ("4,7", 0, 2, ["4", "4", "7", "7"]),
+        ("GPU-a,GPU-b,GPU-c,GPU-d", 0, 1, ["GPU-a", "GPU-b", "GPU-c", "GPU-d"]),
+        ("", 1, 2, ["2", "2", "3", "3"]),  # the second slot of this machine
+        ("", 1, 4, ["1"] * 4),
+    ],
+)
+def test_places_share_gpus_in_order(
+    monkeypatch: pytest.MonkeyPatch, named: str, element: int, per_gpu: int, gpus: list[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    (spec,) = make_specs(1, "cluster=slurm", "hardware=gpu_x1")
+    env = RankEnv(launcher=POOL, job_id="12_0" if named else "pool-ab_1", node="n1", per_gpu=per_gpu)
+    assert [",".join(place.gpus) for place in slot._places(4, spec, element, env)] == gpus
+
+
+_SHOW = "sh -c 'test {seed} != 1 && echo $CUDA_VISIBLE_DEVICES $CUDA_MPS_PIPE_DIRECTORY > {run.dir}/told'"
+
+
+def _sharing(folder: Path, mode: str) -> tuple[SweepOnDisk, Submission]:
+    words = {"train__command": _SHOW, "pool__jobs": 1, "pool__per_node": 4, "pool__per_gpu": 2, "pool__mps": mode}
+    sweep = SweepOnDisk(folder / "runs" / "sweep", make_specs(5, "cluster=local", "hardware=gpu_x1", **words))
+    return sweep, _pool(sweep, "local", "vm:1:1.0", slots=1, per_node=4, per_gpu=2)
+
+
+def test_runs_share_a_gpu_by_a_service_of_their_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second of five runs fails, which the others do not notice. A stand-in has the place of NVIDIA's program."""
+    told = write_stand_in(tmp_path / "bin")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    sweep, pool = _sharing(tmp_path, "on")
+    assert _start(sweep.paths, pool, 1).wait(120) == 0
+    lines = told.read_text().splitlines()
+    assert (lines[0].split()[:2], lines[-1]) == (["start", "0,1"], "quit")
+    status = read_status(sweep.paths)
+    assert status.counts == {"COMPLETED": 4, "FAILED": 1}
+    places = {}
+    for index, spec in enumerate(sweep.specs):
+        run = status.run(spec.run_id)
+        assert [attempt.per_gpu for attempt in run.attempts] == [2]
+        assert gpu_hours(run) == pytest.approx(wall_s(run) / 2 / 3600)
+        if index != 1:
+            gpu, pipes = (sweep.paths.run(spec.run_id).output / "told").read_text().split()
+            assert pipes == lines[0].split()[2]
+            places[index] = gpu
+    assert [places[index] for index in (0, 2, 3)] == ["0", "1", "1"]
+
+
+def test_a_slot_without_the_service_that_it_must_have_fails_and_its_runs_say_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    sweep, pool = _sharing(tmp_path, "on")
+    assert _start(sweep.paths, pool, 1).wait(120) == ExitCode.CONFIG
+    status = read_status(sweep.paths)
+    run = status.run(sweep.specs[0].run_id)
+    assert (run.state, run.attempts) == (RunState.NEW, [])
+    assert run.cause is not None
+    assert re.fullmatch(
+        r"slot pool-\w+_0 of its pool failed: pool\.mps=on: \S+ cannot give its runs NVIDIA's Multi-Process Service: "
+        r"there is no nvidia-cuda-mps-control on PATH\. Use pool\.mps=auto, .*", run.cause,
+    )  # fmt: skip
+    why = explain(status, run)
+    assert why.verdict == "It has not begun: no slot of its pool could begin."
+    assert run.cause in why.evidence
 
 
 def test_a_failing_run_leaves_the_others_alone_and_a_place_of_its_own_takes_the_next(tmp_path: Path) -> None:

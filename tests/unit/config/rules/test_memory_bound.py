@@ -66,5 +66,8 @@ def test_a_model_that_cannot_fit_is_told_and_one_that_may_is_not() -> None:
     assert line.startswith("model=gpt needs at least 103.1 GB a rank (for weights, gradients and optimizer state only)")
     assert "hardware.gpu_type=a100_40gb has 40 GB. `plan --memory` estimates all of it" in line
     assert memory_line(to_plain(_config(*_HUGE, "parallel=fsdp")), 8) is None
+    alone = ("hardware.gpu_type=b200", "hardware.gpus_per_node=1")
+    line = memory_line(to_plain(_config(*_HUGE, *alone)), 1, per_gpu=2)
+    assert "has 180 GB for the 2 runs that share it (pool.per_gpu)." in (line or "")
     for gpu in ("hardware.gpu_type=b200", "hardware.gpu_type=new", "hardware.gpu_type=null"):
         assert memory_line(to_plain(_config(*_HUGE, gpu)), 8) is None

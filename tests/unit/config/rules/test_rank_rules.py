@@ -9,6 +9,7 @@ import pytest
 from hpc_trainer.config.identity import config_digest
 from hpc_trainer.config.load import from_plain, to_plain
 from hpc_trainer.config.rules.validate import find_problems, validate
+from hpc_trainer.config.schema.cluster import Mps
 from hpc_trainer.features.early_stop import EarlyStopConfig
 from tests.unit.record.builders import make_config, make_spec
 
@@ -17,6 +18,25 @@ def _sizes(**changes: Any) -> tuple[int | None, int | None]:
     config = make_config(**{"train__global_batch_size": 64, **changes})
     validate(config)
     return config.train.micro_batch_size, config.train.grad_accum_steps
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"pool__per_gpu": 2, "hardware__gpus_per_node": 0}, "Leave it out: pool.per_node=2 runs that many"),
+        ({"pool__per_gpu": 2, "hardware__gpus_per_node": 4}, "Use hardware.num_nodes=1 hardware.gpus_per_node=1, or"),
+        ({"pool__per_gpu": 2, "pool__per_node": 5}, "pool.per_node=5 must be a multiple of pool.per_gpu=2"),
+        ({"pool__per_gpu": 2, "pool__per_node": 5}, "Use pool.per_node=4 or 6."),
+        ({"pool__per_gpu": 4, "pool__per_node": 3}, "Use pool.per_node=4."),
+        ({"pool__per_gpu": 0}, "pool.per_gpu=0"),
+        ({"pool__per_gpu": 2, "pool__jobs": None}, "pool.per_gpu=2 is for pool.jobs=..., and has no effect"),
+        ({"pool__mps": Mps.off, "pool__jobs": None}, "pool.mps=off is for pool.jobs=..., and has no effect"),
+    ],
+)
+def test_only_runs_with_one_gpu_share_one(changes: dict[str, Any], words: str) -> None:
+    one_gpu = {"hardware__gpus_per_node": 1, "pool__jobs": 2}
+    assert list(find_problems(make_config(**one_gpu, pool__per_gpu=2, pool__per_node="auto"))) == []
+    assert any(words in line for line in find_problems(make_config(**{**one_gpu, **changes})))
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])

@@ -214,9 +214,9 @@ TEN_MILLION = """
 import resource, sys, time
 from pathlib import Path
 from hpc_trainer.data.images.index import read_index
-before, begin = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+before, begin = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
 index = read_index(Path(sys.argv[1]))
-seconds = time.perf_counter() - begin
+seconds = time.process_time() - begin
 assert len(index.rows) == 10**7 and int(index.rows[9_999_999]["offset"]) == 9_999_999
 assert "torch" not in sys.modules
 print(seconds, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)

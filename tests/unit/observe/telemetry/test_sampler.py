@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import logging
 import sys
@@ -65,15 +66,27 @@ def _sampler(tmp_path: Path, gpus: _Gpus | None = None, clock: Callable[[], floa
 def test_samples_from_the_begin_to_the_end(tmp_path: Path) -> None:
     gpus = _Gpus()
     sampler = _sampler(tmp_path, gpus)
+    deadline = time.monotonic() + 60
     with sampler.sampling():
-        time.sleep(0.2)
+        while len(read_telemetry(sampler.paths)) < 6:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
     found = read_telemetry(sampler.paths)
-    assert len(found) >= 4
     assert {(each.attempt, each.rank, each.step) for each in found} == {(2, 0, 7)}
     assert [each.device.uuid for each in found[:4] if each.device] == ["GPU-a", "GPU-b"] * 2
     assert [each.host for each in found[:3]] == [Host(cpus=1.0), None, Host(cpus=1.0)]  # the node counts once
     assert gpus.is_closed
-    assert found[-1].elapsed_s >= 0.05
+    assert found[-1].elapsed_s >= 0.04
+
+
+def test_of_a_shared_gpu_a_run_counts_its_share_of_the_energy(tmp_path: Path) -> None:
+    gpus = _Gpus()
+    gpus.read = lambda now: [Device(uuid="GPU-a", energy_j=90.0, power_w=300.0)]  # type: ignore[method-assign]
+    sampler = _sampler(tmp_path, gpus)
+    sampler.env = dataclasses.replace(sampler.env, per_gpu=3)
+    sampler.sample(_Host(), gpus)
+    (sample,) = read_telemetry(sampler.paths)
+    assert sample.device == Device(uuid="GPU-a", energy_j=30.0, power_w=300.0)
 
 
 def test_an_error_of_the_training_is_not_hidden(tmp_path: Path) -> None:

@@ -1,0 +1,130 @@
+"""Slots of a search: what they wait for, when they end, and who draws the trials of a larger search."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+
+import pytest
+
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.launch.searches import slots_at_work
+from hpc_trainer.record.files import make_folder
+from hpc_trainer.record.layout import RunPaths
+from hpc_trainer.record.processes import process_name
+from hpc_trainer.record.states import LEAVING, RunState
+from hpc_trainer.record.submissions import Submission, read_submissions, write_confirmation, write_intent
+from hpc_trainer.record.turns import Holder, Turns, pool_job, slot_folder, slot_name
+from hpc_trainer.search.commands import SOURCE, plan_search, submit_search
+from hpc_trainer.search.define import define
+from hpc_trainer.search.folder import write_search
+from hpc_trainer.search.pool_runs import SearchRuns
+from tests.unit.search.searches import LR, WORDS, SearchOnDisk
+from tests.unit.slurm.fake_slurm import FakeSlurm
+
+
+def _pool(disk: SearchOnDisk, job_id: str, executor: str = "local", slots: int = 1) -> Submission:
+    intent = write_intent(
+        disk.paths, executor=executor, hardware="x", run_ids=[], slots=slots, per_node=1, source=SOURCE
+    )  # fmt: skip
+    write_confirmation(disk.paths, intent, job_id)
+    return read_submissions(disk.paths)[-1]
+
+
+def _slot(disk: SearchOnDisk, pool: Submission, element: int = 0) -> tuple[SearchRuns, Turns, RunPaths]:
+    holder = Holder(
+        uuid=pool.uuid, slot=slot_name(pool.uuid, element), job_id=f"{pool_job(pool)}_{element}", restart_count=0,
+        node="n1", process=process_name(),
+    )  # fmt: skip
+    turns = Turns(disk.paths, holder)
+    turns.begin()
+    return SearchRuns(disk.paths, pool), turns, slot_folder(disk.paths, pool.uuid, element)
+
+
+def _raise_trials(disk: SearchOnDisk, trials: int) -> None:
+    settings = dataclasses.replace(disk.search.settings, trials=trials)
+    disk.search = dataclasses.replace(disk.search, settings=settings)
+    write_search(disk.paths, disk.search)
+
+
+@pytest.mark.parametrize("kind", ["torn", "of another cluster", "of no submission", "at work"])
+def test_a_slot_with_rungs_waits_for_a_slot_at_work_and_not_for_a_claim_that_nobody_has(
+    kind: str, tmp_path: Path
+) -> None:
+    disk = SearchOnDisk(tmp_path, "search=asha", "search.rungs=[4]", "search.eta=2", "search.trials=2")
+    pool = _pool(disk, "vm:1:1.0", slots=2)
+    other_source, other_turns, _ = _slot(disk, pool, 1)
+    source, turns, _ = _slot(disk, pool)
+    assert other_turns.holder is not None
+    if kind == "of another cluster":
+        other_turns.holder = dataclasses.replace(other_turns.holder, cluster="far")
+    elif kind == "of no submission":
+        other_turns.holder = dataclasses.replace(other_turns.holder, uuid="f" * 32)
+    taken, mine = other_source.next_run(other_turns, 0), source.next_run(turns, 0)
+    assert taken is not None
+    assert mine is not None
+    if kind == "torn":
+        (disk.paths.turns / f"{taken[0].run_id}.0").write_bytes(b"{")
+    disk.pauses(mine[0].run_id, 4, 0.5)
+    turns.end(mine[1], RunState.PAUSED)
+    assert source.next_run(turns, 0) is None
+    assert source.is_empty(turns) is (kind != "at work")
+
+
+def test_more_trials_are_drawn_by_a_slot_that_was_about_to_end_or_by_new_slots(tmp_path: Path) -> None:
+    """The number is raised before the slot announces its end, or after."""
+    disk = SearchOnDisk(tmp_path, "search=random", "search.trials=1")
+    pool = _pool(disk, process_name())
+    source, turns, paths = _slot(disk, pool)
+    taken = source.next_run(turns, 0)
+    assert taken is not None
+    disk.completes(taken[0].run_id, 0.5)
+    turns.end(taken[1], RunState.COMPLETED)
+    assert source.next_run(turns, 0) is None
+    assert source.is_empty(turns)
+    assert slots_at_work(disk.paths) == pool
+    _raise_trials(disk, 2)
+    assert not source.is_last_look(turns, paths), "this slot draws the second trial"
+    assert slots_at_work(disk.paths) == pool
+    taken = source.next_run(turns, 0)
+    assert taken is not None
+    disk.completes(taken[0].run_id, 0.4)
+    turns.end(taken[1], RunState.COMPLETED)
+    assert source.next_run(turns, 0) is None
+    assert source.is_last_look(turns, paths)
+    assert slots_at_work(disk.paths) is None, "a submit now starts a slot"
+    assert slots_at_work(disk.paths, may_leave=True) == pool, "its process has not ended"
+
+
+def test_on_slurm_a_slot_that_has_announced_its_end_does_not_count(tmp_path: Path, fake_slurm: FakeSlurm) -> None:
+    disk = SearchOnDisk(tmp_path, "search=random", "search.trials=1")
+    pool = _pool(disk, "500", "slurm", slots=2)
+    fake_slurm.answer("squeue", "".join(f"500_{element}|RUNNING|n1|None|{pool.uuid}\n" for element in range(2)))
+    for element in range(2):
+        assert slots_at_work(disk.paths) == pool
+        folder = slot_folder(disk.paths, pool.uuid, element)
+        make_folder(folder.folder)
+        folder.marker(LEAVING).write_text(f"{time.time()}\n")
+    assert slots_at_work(disk.paths) is None
+    assert slots_at_work(disk.paths, may_leave=True) == pool
+
+
+def test_a_search_that_has_stopped_is_refused_with_the_reason_and_one_that_is_over_submits_nothing(
+    tmp_path: Path,
+) -> None:
+    words = ("search=random", "search.trials=1")
+    disk = SearchOnDisk(tmp_path, *words)
+    chosen = disk.next()
+    assert chosen is not None
+    disk.completes(chosen.spec.run_id, None, acc=0.5)
+    defined = define([*WORDS, f"paths.runs_dir={tmp_path}", *words, LR])
+    (problem,) = plan_search(defined).problems
+    assert problem.startswith(f"the search has stopped: trial 0 ({chosen.spec.run_id}) has no eval_loss; it has acc.")
+    with pytest.raises(ConfigError, match="the search has stopped"):
+        submit_search(defined)
+    (disk.paths.run(chosen.spec.run_id).folder / "result.json").unlink()
+    disk.completes(chosen.spec.run_id, 0.5)
+    assert plan_search(defined).problems == ()
+    assert submit_search(defined).job_id == ""
+    assert read_submissions(disk.paths) == []
