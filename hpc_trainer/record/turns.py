@@ -31,7 +31,6 @@ from hpc_trainer.record.reading import (
     as_text,
     as_time,
     list_folder,
-    look_anew,
     parse_record,
     read_bytes,
     read_json,
@@ -39,6 +38,7 @@ from hpc_trainer.record.reading import (
     tell,
     typed,
 )
+from hpc_trainer.record.shared_folder import look_anew
 from hpc_trainer.record.states import NO_SERVICE, RunState
 from hpc_trainer.record.submissions import Submission
 
