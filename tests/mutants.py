@@ -109,6 +109,15 @@ NEAREST = {
         "record/test_worker_files_failure.py",
         "record/test_worker_files_first_weights.py",
     ],
+    "record/shared_folder": ["record/test_reading.py", "record/test_unseen_results.py"],
+    "record/trust": [
+        "record/test_files.py",
+        "record/test_ownership.py",
+        "record/test_spec.py",
+        "record/test_submissions.py",
+        "cli/test_permissions.py",
+        "cli/test_planted_links.py",
+    ],
     "record/reading": [
         "record/test_shared_folder.py",
         "record/test_files.py",

@@ -12,7 +12,7 @@ from typing import Any
 from hpc_trainer.config.packages import check_installed
 from hpc_trainer.errors import ConfigError, RunStateError, valid
 from hpc_trainer.record.files import sha256_of
-from hpc_trainer.record.reading import check_trusted
+from hpc_trainer.record.trust import check_trusted
 
 CARD, CARD_TEXT, CONFIG, LOAD = "card.json", "card.md", "config.yaml", "load.py"
 CARD_FORMAT = 1

@@ -24,7 +24,7 @@ from urllib.parse import unquote, urlsplit
 
 from hpc_trainer.config.environment import PACK_FACTS
 from hpc_trainer.errors import ConfigError, HpcTrainerError
-from hpc_trainer.record.reading import is_local, mount_of
+from hpc_trainer.record.shared_folder import is_local, mount_of
 
 _FORMAT = 1
 _SHOWN = 3

@@ -27,7 +27,7 @@ from hpc_trainer.hydra_apps.returns import tell_return
 from hpc_trainer.launch.hydra_app import NUMBER, OUTPUT, PICKLE
 from hpc_trainer.record.files import make_folder, whole_file
 from hpc_trainer.record.layout import SweepPaths
-from hpc_trainer.record.reading import check_place, check_trusted
+from hpc_trainer.record.trust import check_place, check_trusted
 
 
 def start_of_pickled(task: TaskFunction) -> tuple[str, ...]:

@@ -41,7 +41,8 @@ from hpc_trainer.record.chain import (
     write_decision,
 )
 from hpc_trainer.record.layout import RunPaths, SweepPaths, default_runs_dir
-from hpc_trainer.record.reading import is_there, look_anew
+from hpc_trainer.record.reading import is_there
+from hpc_trainer.record.shared_folder import look_anew
 from hpc_trainer.record.spec import RunSpec
 from hpc_trainer.record.states import AFTER_HELD, CANCEL, RunState
 from hpc_trainer.record.status import read_status

@@ -35,11 +35,13 @@ from hpc_trainer.launch.targets import find_nowhere
 from hpc_trainer.record.files import rename, set_umask
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.processes import FileLock, submit_lock
-from hpc_trainer.record.reading import Faults, check_place, is_local, is_there, mount_of
+from hpc_trainer.record.reading import Faults, is_there
+from hpc_trainer.record.shared_folder import is_local, mount_of
 from hpc_trainer.record.spec import WRITE_AGAIN, RunSpec, append_specs, read_specs
 from hpc_trainer.record.states import CANCEL, RunState
 from hpc_trainer.record.status import SweepStatus, read_status
 from hpc_trainer.record.submissions import SUCCESSOR, read_ledger, read_removed_sweep
+from hpc_trainer.record.trust import check_place
 from hpc_trainer.slurm.commands import has_slurm, node_hosts
 from hpc_trainer.slurm.jobs import cancel_jobs
 from hpc_trainer.slurm.limits import Limits, read_limits

@@ -29,7 +29,8 @@ from hpc_trainer.launch.frozen_code.archive import archive_of
 from hpc_trainer.launch.plan import clear_exit_codes
 from hpc_trainer.record.chain import LOOK_AGAIN_S, read_decision
 from hpc_trainer.record.layout import RunPaths, SweepPaths
-from hpc_trainer.record.reading import is_there, look_anew
+from hpc_trainer.record.reading import is_there
+from hpc_trainer.record.shared_folder import look_anew
 from hpc_trainer.record.spec import RunSpec, read_spec
 from hpc_trainer.record.states import AFTER_BACK, CANCEL, DONE
 from hpc_trainer.record.submissions import (

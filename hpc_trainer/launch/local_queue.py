@@ -30,7 +30,8 @@ from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.last_words import NOT_STARTED, words_of_setup
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.processes import is_alive, pid_of
-from hpc_trainer.record.reading import Faults, is_there, look_anew
+from hpc_trainer.record.reading import Faults, is_there
+from hpc_trainer.record.shared_folder import look_anew
 from hpc_trainer.record.spec import RunSpec, read_specs
 from hpc_trainer.record.states import CANCEL, DONE, HOLD, KILLED, RunState
 from hpc_trainer.runtime.rank_env import LOCAL_START_VARIABLE, named_gpus

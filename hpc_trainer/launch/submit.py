@@ -27,7 +27,7 @@ from hpc_trainer.record.chain import note_followers
 from hpc_trainer.record.files import make_folder, write_json, write_marker
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.processes import FileLock, process_name
-from hpc_trainer.record.reading import check_place, check_trusted, is_there
+from hpc_trainer.record.reading import is_there
 from hpc_trainer.record.redaction import Redaction
 from hpc_trainer.record.spec import RunSpec, append_specs, read_specs
 from hpc_trainer.record.states import CANCEL
@@ -40,6 +40,7 @@ from hpc_trainer.record.submissions import (
     write_refused,
     write_waiting,
 )
+from hpc_trainer.record.trust import check_place, check_trusted
 from hpc_trainer.runtime.start import start_words
 from hpc_trainer.slurm.commands import estimate_start, is_of_nodes
 from hpc_trainer.slurm.jobs import cancel_jobs, release_jobs

@@ -24,10 +24,11 @@ from hpc_trainer.observe.profile_request import (
 from hpc_trainer.operate.find import prepare_to_write
 from hpc_trainer.record.journal import read_heartbeat
 from hpc_trainer.record.layout import RunPaths, SweepPaths
-from hpc_trainer.record.reading import Faults, check_trusted
+from hpc_trainer.record.reading import Faults
 from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import read_status
+from hpc_trainer.record.trust import check_trusted
 
 # Answers are files; the run's state may need a question to Slurm.
 _POLL_S, _STATUS_S = 0.25, 10.0

@@ -10,17 +10,8 @@ from typing import Any
 from hpc_trainer.errors import RunStateError
 from hpc_trainer.record.files import make_folder, write_json
 from hpc_trainer.record.layout import RunPaths
-from hpc_trainer.record.reading import (
-    Faults,
-    as_count,
-    as_table,
-    as_text,
-    as_time,
-    check_trusted,
-    parsed_file,
-    tuple_of,
-    typed,
-)
+from hpc_trainer.record.reading import Faults, as_count, as_table, as_text, as_time, parsed_file, tuple_of, typed
+from hpc_trainer.record.trust import check_trusted
 
 MAX_STEPS = 1000
 """Largest number of steps in a request; a step of a large model takes 1 MB of spans."""

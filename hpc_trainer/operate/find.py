@@ -20,8 +20,9 @@ from hpc_trainer.record.layout import (
     is_run_id,
     sweep_folder,
 )
-from hpc_trainer.record.reading import Faults, check_place, check_trusted, exists, read_json
+from hpc_trainer.record.reading import Faults, exists, read_json
 from hpc_trainer.record.status import SweepStatus, read_status
+from hpc_trainer.record.trust import check_place, check_trusted
 
 
 def configured_runs_dir(option: Path | None = None) -> Path:

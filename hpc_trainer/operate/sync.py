@@ -28,11 +28,12 @@ from hpc_trainer.record.files import make_folder, rename, write_json
 from hpc_trainer.record.layout import RunPaths, SweepPaths
 from hpc_trainer.record.metrics import read_metrics
 from hpc_trainer.record.processes import file_lock
-from hpc_trainer.record.reading import check_trusted, is_there, read_json
+from hpc_trainer.record.reading import is_there, read_json
 from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.spec import leaves
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import SweepStatus
+from hpc_trainer.record.trust import check_trusted
 
 
 @dataclass(frozen=True, slots=True)

@@ -207,18 +207,13 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True, ran
     if diagnosis == NOT_KNOWN:
         says = f"{verdict.says} The reason is unknown: hpc-trainer recognises no line of its output."
         verdict = Verdict(says, verdict.advice)
-    values = {
-        **advice_values(run, meaning, _logs(run, rank)), "sweep": status.sweep.name, "job": run.job_id or "JOB",
-        "flag": _flag(run), "folder": str(status.sweep.run(run.run_id).folder), "idle": _IDLE if rank is None else "",
-        "longer": str(_longer_limit_min(status, run)), "words": typed_words(run.spec.overrides),
-        "claim": "" if (stuck := _stuck(status, run)) is None else str(stuck.path),
-    }  # fmt: skip
+    values = _values(status, run, meaning, rank)
     lines = (*meaning.advice, *verdict.advice) if meaning else verdict.advice
-    followed = _followed(status, run) if asks_slurm else []
-    evidence, advice = list(_evidence(status, run, rank, clues)), [line.format(**values).rstrip() for line in lines]
-    evidence += _places(status, run, rank, meaning)
-    evidence += _of_bad_node(status, run, meaning)
-    evidence += followed
+    advice = [line.format(**values).rstrip() for line in lines]
+    evidence = [
+        *_evidence(status, run, rank, clues), *_places(status, run, rank, meaning), *_of_bad_node(status, run, meaning),
+        *(_followed(status, run) if asks_slurm else ()),
+    ]  # fmt: skip
     followers = list(_followers(status, run)) if asks_slurm else []
     evidence += followers
     if followers:
@@ -229,15 +224,9 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True, ran
         evidence[1:1] = memory_evidence(memory)
         with contextlib.suppress(ConfigError):  # a configuration of another version: the general advice stays
             advice = [*memory_advice(run.spec.typed(), memory), _AGAIN]
-    if run.limit_warning is not None:
-        evidence.append(run.limit_warning)
-        advice = [_NOW_LONGER.format(**values), *advice]
-    elif timeouts := _timeouts_with_progress(run):
-        told, more = _steps_to_go(run, timeouts)
-        evidence.append(told)
-        if run.state.is_active and more > 1:
-            limit_min = min(more, _MUCH_LONGER) * run.spec.shape.time_limit_min
-            advice.append(f"{_NOW_LONGER.format(**{**values, 'longer': limit_min})}, if its partition allows that long")
+    of_limit, first, last = _of_time_limit(run, values)
+    evidence += of_limit
+    advice = [*first, *advice, *last]
     advice += [line for clue in clues for line in clue.advice]
     ledger = ask_ledgers(status, [run], status.faults).get(run.run_id) if asks_slurm else None
     if ledger is not None and (line := ledger_line(ledger)) is not None:
@@ -262,6 +251,32 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True, ran
         timeline=_timeline(status, run, clues),
         ledger=ledger,
     )
+
+
+def _values(status: SweepStatus, run: RunStatus, meaning: Sign | None, rank: int | None) -> dict[str, str]:
+    """Return the values that lines of advice name in braces."""
+    stuck = _stuck(status, run)
+    return {
+        **advice_values(run, meaning, _logs(run, rank)), "sweep": status.sweep.name, "job": run.job_id or "JOB",
+        "flag": _flag(run), "folder": str(status.sweep.run(run.run_id).folder), "idle": _IDLE if rank is None else "",
+        "longer": str(_longer_limit_min(status, run)), "words": typed_words(run.spec.overrides),
+        "claim": "" if stuck is None else str(stuck.path),
+    }  # fmt: skip
+
+
+def _of_time_limit(run: RunStatus, values: Mapping[str, str]) -> tuple[list[str], list[str], list[str]]:
+    """Return evidence that the time limit is too short, and the advice that comes first and last because of it."""
+    if run.limit_warning is not None:
+        return [run.limit_warning], [_NOW_LONGER.format(**values)], []
+    timeouts = _timeouts_with_progress(run)
+    if not timeouts:
+        return [], [], []
+    told, more = _steps_to_go(run, timeouts)
+    if not (run.state.is_active and more > 1):
+        return [told], [], []
+    limit_min = min(more, _MUCH_LONGER) * run.spec.shape.time_limit_min
+    longer = _NOW_LONGER.format(**{**values, "longer": str(limit_min)})
+    return [told], [], [f"{longer}, if its partition allows that long"]
 
 
 def _verdict(status: SweepStatus, run: RunStatus) -> Verdict:

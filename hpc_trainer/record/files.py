@@ -1,7 +1,7 @@
 """Writing on a folder that several machines see: whole files, appended lines, modes, and names that exist once.
 
 Login nodes and compute nodes are different clients of the same file server. An NFS client may do the following, and the
-functions here handle it (`record/reading.py` handles old answers):
+functions here handle it (`record/shared_folder.py` handles old answers):
 
 - A client repeats a request whose reply was lost. The second reply then reports failure of a create, link, rename or
   unlink that the first request carried out (rename(2), BUGS): `rename`, `claim` and `make_folder_once` compare
@@ -36,7 +36,9 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from hpc_trainer.errors import RunStateError
-from hpc_trainer.record.reading import DEFAULT_ACL, TORN, Place, look_anew, names_in, read_ends, seal
+from hpc_trainer.record.reading import TORN, read_ends, seal
+from hpc_trainer.record.shared_folder import Place, look_anew, names_in
+from hpc_trainer.record.trust import DEFAULT_ACL
 
 _PIECE = 1 << 22
 

@@ -27,7 +27,6 @@ from hpc_trainer.record.processes import process_name
 from hpc_trainer.record.reading import (
     Faults,
     Kinds,
-    Place,
     as_count,
     as_table,
     as_text,
@@ -47,6 +46,7 @@ from hpc_trainer.record.reading import (
     tuple_of,
     typed,
 )
+from hpc_trainer.record.shared_folder import Place
 from hpc_trainer.record.states import DONE, POOL, RunState
 from hpc_trainer.record.submissions import SUCCESSOR, read_ledger
 from hpc_trainer.slurm.queue import array_of

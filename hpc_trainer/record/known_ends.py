@@ -21,9 +21,6 @@ from hpc_trainer.record.reading import (
     Kinds,
     as_text,
     as_time,
-    check_place,
-    check_trusted,
-    is_ours,
     is_there,
     list_folder,
     parsed_lines,
@@ -33,6 +30,7 @@ from hpc_trainer.record.reading import (
 )
 from hpc_trainer.record.run_folder import RunFolder
 from hpc_trainer.record.states import End, RunState
+from hpc_trainer.record.trust import check_place, check_trusted, is_ours
 
 # With fewer runs, opening the folders is as cheap as keeping the file.
 _LEAST_RUNS = 50

@@ -1,6 +1,7 @@
 """Runs and jobs of a sweep: those that its files name, and those whose lines are lost.
 
-The latter are found by their folders, the queue, batch scripts and processes.
+The latter are found by their folders, the queue, batch scripts and processes. Each fact is in one line, and files get
+damaged; a run submitted twice costs more than a run shown as UNKNOWN.
 """
 
 from __future__ import annotations

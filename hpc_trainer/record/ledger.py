@@ -21,18 +21,9 @@ from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.record.files import append_lines, write_json
 from hpc_trainer.record.journal import Attempt, newest_chain, read_failure, successor_jobs
 from hpc_trainer.record.layout import HEARTBEAT, RunPaths
-from hpc_trainer.record.reading import (
-    Faults,
-    as_count,
-    as_table,
-    as_text,
-    as_time,
-    check_trusted,
-    parsed_file,
-    parsed_lines,
-    typed,
-)
+from hpc_trainer.record.reading import Faults, as_count, as_table, as_text, as_time, parsed_file, parsed_lines, typed
 from hpc_trainer.record.states import TIMEOUT, RunState
+from hpc_trainer.record.trust import check_trusted
 from hpc_trainer.slurm.queue import Allocation
 
 

@@ -18,7 +18,8 @@ from typing import Any
 from hpc_trainer.errors import SubmitError
 from hpc_trainer.record.files import age_on_server_s, claim, make_folder, remove, write_json
 from hpc_trainer.record.layout import SweepPaths
-from hpc_trainer.record.reading import Faults, look_anew, read_json
+from hpc_trainer.record.reading import Faults, read_json
+from hpc_trainer.record.shared_folder import look_anew
 
 # psutil is imported in the functions: commands about runs on Slurm avoid its 20 ms.
 

@@ -19,13 +19,9 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
-from hpc_trainer.errors import RunStateError, UntrustedFileError
-
-# Runs and jobs whose lines are lost: their folders, the queue, batch scripts and processes give evidence of them.
-#
-# Each fact is in one line, and files get damaged. A run submitted twice costs more than a run shown as UNKNOWN.
+from hpc_trainer.record.shared_folder import Place, look_anew, names_in, retry_stale
 
 _MOST_SHOWN = 10
 
@@ -34,125 +30,6 @@ def told_few(faults: Faults) -> list[str]:
     """Return notes for the user: the first few faults, and how many more there are."""
     more = [f"{len(faults) - _MOST_SHOWN} more lines or files cannot be read."] if len(faults) > _MOST_SHOWN else []
     return [*faults[:_MOST_SHOWN], *more]
-
-
-def check_trusted(path: Path) -> None:
-    """Raise if another user owns a file or folder or may write to it, as ssh does for keys.
-
-    Raises:
-        UntrustedFileError: owner or mode is wrong, or the path is a symbolic link.
-        RunStateError: there is no such file.
-    """
-    try:
-        info = path.lstat()
-    except FileNotFoundError as error:
-        raise RunStateError(f"{path}: no such file.") from error
-    if stat.S_ISLNK(info.st_mode):
-        raise UntrustedFileError(f"{path} is a symbolic link; it must be the file itself.")
-    if info.st_uid not in (os.getuid(), 0):
-        raise UntrustedFileError(f"{path} belongs to user {info.st_uid}; only files of yours or of root are read.")
-    if info.st_mode & (stat.S_IWOTH | stat.S_IWGRP):
-        # A default ACL affects all files of the folder, not only this one; newly written files get the right mode.
-        by_acl = has_default_acl(path if stat.S_ISDIR(info.st_mode) else path.parent)
-        what = f"-R go-w {path if stat.S_ISDIR(info.st_mode) else path.parent}" if by_acl else f"go-w {path}"
-        raise UntrustedFileError(
-            f"{path} has mode {stat.S_IMODE(info.st_mode):o}: others may write it"
-            f"{', by a default ACL of the folder' if by_acl else ''}, so it may not be what was "
-            f"submitted. Look at it, then: chmod {what}"
-        )
-
-
-def is_ours(path: Place, faults: Faults | None = None) -> bool:
-    """Return True if the file exists and passes `check_trusted`; False if it does not exist or is not visible now.
-
-    Raises:
-        UntrustedFileError: others may have changed the file.
-        OSError: the file system failed, and there is no `faults` to report it to.
-    """
-    is_present = exists(path, faults)
-    if is_present:
-        check_trusted(Path(path))
-    return bool(is_present)
-
-
-def check_place(folder: Path) -> None:
-    """Raise if other users may write to a sweep's folder, or could replace the folder by another one.
-
-    `folder` must pass `check_trusted`. A folder above it to which everybody may write needs the sticky bit, as /tmp has
-    it, so that only owners may rename entries. The check covers the folder of sweeps, and the folders above it that the
-    user owns and can therefore fix; the site is responsible for the others. ssh also refuses folders up to the home
-    folder to which a group may write. Here the group may write, because teams share a folder of sweeps. If a member
-    puts a folder in the place of another member's, its owner is wrong, and the check fails.
-
-    Raises:
-        UntrustedFileError: the owner or the mode is wrong, or the folder is a symbolic link.
-        RunStateError: there is no such folder.
-    """
-    check_trusted(folder)
-    for number, above in enumerate(folder.absolute().resolve().parents):
-        info = above.stat()
-        if number and info.st_uid != os.getuid():
-            return
-        if info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX:
-            raise UntrustedFileError(
-                f"{above} has mode {stat.S_IMODE(info.st_mode):o}: everybody may rename its content, including "
-                f"{folder.name}. chmod o-w {above} (or chmod +t), or choose another paths.runs_dir."
-            )
-
-
-Place = str | Path
-"""A path; as a string where there may be 10,000 of them."""
-DEFAULT_CACHE_AGE_S = 60.0
-"""The longest default of an NFS client: `acregmax` and `acdirmax` (nfs(5))."""
-
-# A rebooted server answers ESTALE for old handles; a file that is replaced all the time causes ESTALE now and then.
-_STALE_TRIES = 4
-_STALE_PAUSE_S = 0.05
-
-# File systems of one machine, whose answers are never old.
-_LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "bcachefs", "f2fs", "tmpfs", "ramfs", "overlay"})
-
-# Coherent file systems: a client holds locks on what it caches, and loses them before another client makes a change.
-# Lustre (manual, chapter "Lustre Architecture", LDLM), GPFS/Storage Scale (tokens), CephFS (capabilities), GFS2, OCFS2
-# (DLM).
-_COHERENT = frozenset({"lustre", "gpfs", "mmfs", "ceph", "gfs2", "ocfs2"})
-
-# BeeGFS: tuneDirSubentryCacheValidityMS is 1,000 ms; SMB: `actimeo` is 1 s (mount.cifs(8)).
-_SECONDS = {"beegfs": 1.0, "cifs": 1.0, "smb3": 1.0}
-_NFS = frozenset({"nfs", "nfs4"})
-
-
-def look_anew(folder: Place, *, parents: int = 1) -> bool:
-    """Make this client ask the server for the content of `folder`; return False if there is no such folder.
-
-    Args:
-        folder: the folder whose names and attributes are to be fresh.
-        parents: how many folders above it are opened first. One is enough if the folder itself may be new.
-
-    Raises:
-        OSError: the file system failed, other than by a missing folder or one that may be entered but not listed.
-    """
-    place = os.path.abspath(folder)  # noqa: PTH100  (10,000 of them: no Path is made)
-    above = [place]
-    for _ in range(parents):
-        above.append(os.path.dirname(above[-1]))  # noqa: PTH120
-    return all(_open_folder(path) for path in reversed(above))
-
-
-def _open_folder(place: str) -> bool:
-    """Open a folder and return True if it exists; if it seems missing, open the folder above it and try again."""
-    for is_second in (False, True):
-        try:
-            os.close(os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-        except (FileNotFoundError, NotADirectoryError):  # noqa: PERF203  (two tries)
-            above = os.path.dirname(place)  # noqa: PTH120
-            if is_second or above == place or not _open_folder(above):
-                return False
-        except PermissionError:
-            return True  # the folder may be entered but not listed
-        else:
-            return True
-    return False
 
 
 def is_there(path: Place, *, parents: int = 1, faults: Faults | None = None) -> bool:
@@ -202,110 +79,6 @@ class Watch:
             with contextlib.suppress(OSError):
                 self._found = is_there(self._path, parents=0)
         return self._found
-
-
-def names_in(folder: Place) -> list[str] | None:
-    """Return the names in a folder as the server has them, in order; None if there is no such folder.
-
-    Raises:
-        OSError: the file system refused.
-    """
-    for is_second in (False, True):
-        try:
-            return sorted(retry_stale(lambda: os.listdir(folder)))  # noqa: PTH208  (names, no paths)
-        except (FileNotFoundError, NotADirectoryError):  # noqa: PERF203  (two tries)
-            # This client may have cached the folder itself as missing.
-            if is_second or not look_anew(folder, parents=0):
-                break
-    return None
-
-
-def retry_stale(call: Callable[[], T]) -> T:
-    """Return what `call` returns; call it again while it raises ESTALE, at most three times.
-
-    Raises:
-        OSError: as raised by `call`; ESTALE if the last try still raises it.
-    """
-    for number in range(_STALE_TRIES):
-        try:
-            return call()
-        except OSError as error:  # noqa: PERF203  (once, as a rule)
-            if error.errno != errno.ESTALE or number == _STALE_TRIES - 1:
-                raise
-            time.sleep(_STALE_PAUSE_S)
-    raise AssertionError("the last try returns or raises")
-
-
-def cache_age_s(folder: Place) -> float:
-    """Return for how many seconds at most this machine may show old names of `folder`; 0.0 on a local disk.
-
-    The age follows from the type and the options of the mount (/proc/self/mountinfo, proc(5)). An unknown file system
-    counts as NFS with its defaults. `HPC_TRAINER_CACHE_AGE_S` overrides the age.
-    """
-    override = os.environ.get("HPC_TRAINER_CACHE_AGE_S", "")
-    with contextlib.suppress(ValueError):
-        return max(0.0, float(override))
-    mount = mount_of(folder)
-    return DEFAULT_CACHE_AGE_S if mount is None else _age_of(mount[1], mount[2])
-
-
-def _age_of(kind: str, options: str) -> float:
-    if kind in _LOCAL or kind in _COHERENT:
-        return 0.0
-    if kind not in _NFS:
-        return _SECONDS.get(kind, DEFAULT_CACHE_AGE_S)
-    entries = options.split(",")
-    values = dict(entry.partition("=")[::2] for entry in entries)
-    if "noac" in entries:
-        return 0.0
-    ages = [values.get(key, values.get("actimeo", "60")) for key in ("acregmax", "acdirmax")]
-    return max([float(age) for age in ages if age.isdecimal()], default=DEFAULT_CACHE_AGE_S)
-
-
-def is_local(kind: str) -> bool:
-    """Return True if a file system of this type (`mount_of`) belongs to one machine, unless that machine exports it."""
-    return kind in _LOCAL
-
-
-def mount_of(folder: Place) -> tuple[str, str, str] | None:
-    """Return (mount point, type, options) of the file system that holds `folder`; None if the system does not say.
-
-    The folder itself need not exist. FUSE reports its type as `fuse.NAME`.
-    """
-    place = os.path.realpath(folder)
-    try:
-        text = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    best: tuple[str, str, str] | None = None
-    for line in text.splitlines():
-        before, _, after = line.partition(" - ")
-        fields, tail = before.split(), after.split()
-        if len(fields) < 6 or len(tail) < 2:
-            continue
-        point = re.sub(r"\\([0-7]{3})", lambda escape: chr(int(escape[1], 8)), fields[4])
-        is_above = place == point or place.startswith(point.rstrip("/") + "/")
-        if is_above and (best is None or len(point) >= len(best[0])):  # the last mount on a point hides the others
-            best = point, tail[0], ",".join([fields[5], *tail[2:]])
-    return best
-
-
-# Modes of new files and folders: those of `set_umask`, even if a folder's default ACL would give more.
-#
-# Project spaces often have a default ACL that lets the group write (setfacl -d). The kernel then ignores the umask, so
-# the group could change every new file, and hpc-trainer would refuse its own files. Therefore files get their mode
-# explicitly. The default ACL of a new folder is narrowed by the umask, so that files of Slurm's daemon and submitit get
-# the right mode too.
-
-DEFAULT_ACL = "system.posix_acl_default"
-
-
-def has_default_acl(folder: Path) -> bool:
-    """Return True if new files in `folder` get their mode from a default ACL."""
-    try:
-        return hasattr(os, "getxattr") and bool(os.getxattr(folder, DEFAULT_ACL))
-    except OSError:
-        return False
 
 
 T = TypeVar("T")
@@ -723,7 +496,7 @@ class Line(NamedTuple):
 def raw_lines(path: Place, faults: Faults | None = None) -> Iterator[Line]:
     """Yield every line of a file; none if there is no file."""
 
-    def open_it() -> io.BytesIO | io.BufferedReader | None:
+    def open_it() -> BinaryIO | None:
         opened = _open(path, faults)
         if opened is None:
             return None

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from hpc_trainer.errors import SlurmError
 from hpc_trainer.record.known_ends import read_ends
 from hpc_trainer.record.layout import SweepPaths
-from hpc_trainer.record.reading import Faults, cache_age_s, look_anew
+from hpc_trainer.record.reading import Faults
 from hpc_trainer.record.run_folder import RunFolder, job_of_run, last_sign, went_away
+from hpc_trainer.record.shared_folder import cache_age_s, look_anew
 from hpc_trainer.record.states import CANCEL, End
 from hpc_trainer.record.submissions import Job, Submission
 from hpc_trainer.record.turns import pool_is_alive, pool_job, slot_failure
@@ -59,7 +60,7 @@ class SchedulerView:
     unnamed: str | None = None
     """Reason why the cluster did not give its name, if it was asked."""
     cache_age_s: float = 0.0
-    """Seconds for which this machine may show old content of the sweep's folder (`reading.cache_age_s`)."""
+    """Seconds for which this machine may show old content of the sweep's folder (`shared_folder.cache_age_s`)."""
     _arrays: dict[str, list[AccountingEntry]] = field(init=False, default_factory=dict)
     _own: dict[tuple[str, str], list[AccountingEntry]] = field(init=False, default_factory=dict)
     _slots: dict[str, list[QueueEntry]] = field(init=False, default_factory=dict)

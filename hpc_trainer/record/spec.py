@@ -23,7 +23,6 @@ from hpc_trainer.record.reading import (
     as_count,
     as_text,
     has_seal,
-    is_ours,
     is_torn,
     list_folder,
     parse_record,
@@ -31,6 +30,7 @@ from hpc_trainer.record.reading import (
     seal,
     tell,
 )
+from hpc_trainer.record.trust import is_ours
 from hpc_trainer.slurm.shape import Shape
 
 if TYPE_CHECKING:

@@ -20,10 +20,11 @@ from hpc_trainer.record.holds import Hold, read_hold
 from hpc_trainer.record.known_ends import read_finished, record_ends, record_finished
 from hpc_trainer.record.known_runs import LostJobs, find_lost_jobs, known_specs
 from hpc_trainer.record.layout import OTHER_FOLDER, TRASH, SweepPaths
-from hpc_trainer.record.reading import Faults, FaultsOf, exists, is_there, list_folder, look_anew, told_few
+from hpc_trainer.record.reading import Faults, FaultsOf, exists, is_there, list_folder, told_few
 from hpc_trainer.record.run_folder import RunFolder, read_folder, unstarted_folder, went_away
 from hpc_trainer.record.run_state import decide, decide_now, told_by_slurm
 from hpc_trainer.record.run_status import RunStatus, status_of
+from hpc_trainer.record.shared_folder import look_anew
 from hpc_trainer.record.slurm_answers import SchedulerView, ask_slurm
 from hpc_trainer.record.spec import WRITE_AGAIN, RunSpec
 from hpc_trainer.record.states import CANCEL, DONE, End, RunState

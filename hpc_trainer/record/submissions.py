@@ -32,7 +32,6 @@ from hpc_trainer.record.reading import (
     as_text,
     as_time,
     is_number,
-    is_ours,
     list_folder,
     read_json,
     records,
@@ -41,6 +40,7 @@ from hpc_trainer.record.reading import (
     tuple_of,
     typed,
 )
+from hpc_trainer.record.trust import is_ours
 from hpc_trainer.slurm.commands import user_name
 
 

@@ -22,10 +22,11 @@ from hpc_trainer.record.files import whole_file
 from hpc_trainer.record.journal import Attempt
 from hpc_trainer.record.layout import RESULT, SUBMISSIONS, RunPaths, SweepPaths
 from hpc_trainer.record.metrics import SPEED
-from hpc_trainer.record.reading import Faults, check_place, is_ours, parse_record, parse_together, read_bytes, seal
+from hpc_trainer.record.reading import Faults, parse_record, parse_together, read_bytes, seal
 from hpc_trainer.record.run_folder import RunFolder, job_of_run
 from hpc_trainer.record.states import DONE, RunState
 from hpc_trainer.record.submissions import Submission
+from hpc_trainer.record.trust import check_place, is_ours
 
 _FORMAT = 1
 _MOST_BYTES = 2**29

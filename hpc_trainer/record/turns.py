@@ -32,7 +32,6 @@ from hpc_trainer.record.reading import (
     as_time,
     is_there,
     list_folder,
-    look_anew,
     parse_record,
     read_bytes,
     read_json,
@@ -40,6 +39,7 @@ from hpc_trainer.record.reading import (
     tell,
     typed,
 )
+from hpc_trainer.record.shared_folder import look_anew
 from hpc_trainer.record.states import CANCEL, NO_SERVICE, RunState
 from hpc_trainer.record.submissions import Submission
 

@@ -27,10 +27,12 @@ from hpc_trainer.record.files import write_atomic
 from hpc_trainer.record.journal import Journal, read_result
 from hpc_trainer.record.layout import RunPaths, SweepPaths
 from hpc_trainer.record.metrics import read_metrics
-from hpc_trainer.record.reading import Faults, is_ours, look_anew, names_in, read_json, seal
+from hpc_trainer.record.reading import Faults, read_json, seal
 from hpc_trainer.record.rungs import pause_step
+from hpc_trainer.record.shared_folder import look_anew, names_in
 from hpc_trainer.record.spec import RunSpec, drawn_names, read_drawn
 from hpc_trainer.record.states import CANCEL, DONE, RunState
+from hpc_trainer.record.trust import is_ours
 from hpc_trainer.search import samplers
 from hpc_trainer.search import space as spaces
 from hpc_trainer.search.samplers import WITH_RUNGS, Told

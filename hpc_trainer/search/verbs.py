@@ -14,7 +14,8 @@ from hpc_trainer.cli.options import Json, RunsDir, Verb, complete_sweeps
 
 if TYPE_CHECKING:
     from hpc_trainer.record.reading import Faults
-    from hpc_trainer.record.status import RunStatus, SweepStatus
+    from hpc_trainer.record.run_status import RunStatus
+    from hpc_trainer.record.status import SweepStatus
 
 verbs = typer.Typer()
 

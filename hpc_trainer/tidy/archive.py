@@ -31,9 +31,10 @@ from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.record.checkpoint_folders import committed, is_pinned
 from hpc_trainer.record.files import fsync_folder, make_folder, rename, set_umask, write_json
 from hpc_trainer.record.layout import TRASH, SweepPaths
-from hpc_trainer.record.reading import Faults, check_place, is_there, read_json
+from hpc_trainer.record.reading import Faults, is_there, read_json
 from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.status import SweepStatus
+from hpc_trainer.record.trust import check_place
 from hpc_trainer.tidy.cleaning import best_step, is_whole
 
 MANIFEST = "MANIFEST.json"

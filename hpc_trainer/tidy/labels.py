@@ -15,10 +15,11 @@ from hpc_trainer.operate.find import prepare_to_write
 from hpc_trainer.record.files import rename, write_json
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.processes import file_lock, submit_lock
-from hpc_trainer.record.reading import Faults, check_place, is_ours, is_there, read_json
+from hpc_trainer.record.reading import Faults, is_there, read_json
 from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import SweepStatus, read_status
+from hpc_trainer.record.trust import check_place, is_ours
 
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,49}")
 _MOST_TAGS = 50

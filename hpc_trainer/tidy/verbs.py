@@ -138,8 +138,8 @@ def clean(
 def _clean(sweep: SweepPaths, rules: Sequence[str], needs: Any, *, yes: bool, as_json: bool) -> dict[str, Any]:
     from hpc_trainer.operate.find import prepare_to_write
     from hpc_trainer.record.processes import submit_lock
-    from hpc_trainer.record.reading import check_place
     from hpc_trainer.record.status import read_status
+    from hpc_trainer.record.trust import check_place
     from hpc_trainer.tidy.cleaning import delete_items, drop_unused_code, find_items, totals
 
     reasons: list[str] = []

@@ -25,13 +25,14 @@ from hpc_trainer.record.files import write_atomic
 from hpc_trainer.record.journal import read_result
 from hpc_trainer.record.known_ends import read_ends, read_finished
 from hpc_trainer.record.layout import SweepPaths
-from hpc_trainer.record.reading import Faults, check_place, is_number, is_ours, list_folder, read_json, seal
+from hpc_trainer.record.reading import Faults, is_number, list_folder, read_json, seal
 from hpc_trainer.record.run_folder import last_sign, read_folder
 from hpc_trainer.record.run_state import decide
 from hpc_trainer.record.slurm_answers import SchedulerView
 from hpc_trainer.record.spec import RunSpec
 from hpc_trainer.record.states import DONE, RunState
 from hpc_trainer.record.submissions import Ledger, latest_of_each_run, read_removed, rivals_of_each_run
+from hpc_trainer.record.trust import check_place, is_ours
 from hpc_trainer.tidy.labels import read_labels
 
 OPEN = "OPEN"

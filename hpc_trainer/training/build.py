@@ -121,22 +121,7 @@ def _build_training(config: TrainConfig, run: RunContext, active: Sequence[Abili
         order = BatchOrder(len(train_set), config.train.global_batch_size, config.seed)
     else:
         state.more["stream"] = stream
-    make: Callable[..., Stepper] = Stepper
-    for ability in active:
-        make = ability.stepper(make, state, building)
-    stepper = make(
-        module=module,
-        vote=StopVote(loss, run.group, mesh),
-        precision=config.precision,
-        device=run.device,
-        grad_accum_steps=sizes.grad_accum_steps,
-        max_grad_norm=config.train.max_grad_norm,
-        prepare=overridden(active, "inputs") if task.takes_pairs else (),
-        before_clip=overridden(active, "before_clip"),
-        after_update=overridden(active, "after_update"),
-        target_groups=groups_to_count(task, train_set, mesh, num_micro_batches=sizes.grad_accum_steps),
-        num_targets=task.num_targets,
-    )
+    stepper = _build_stepper(building, run, state, loss, module, sizes)
     for ability in active:
         ability.on_state(state, module, building)
     return Training(
@@ -150,6 +135,29 @@ def _build_training(config: TrainConfig, run: RunContext, active: Sequence[Abili
         mesh=mesh,
         task=task,
         abilities=active,
+    )
+
+
+def _build_stepper(
+    building: Building, run: RunContext, state: TrainState, loss: VotingLoss, module: nn.Module, sizes: BatchSizes
+) -> Stepper:
+    """Return what does one step: an ability's own kind of step if there is one, with the hooks of all abilities."""
+    config, active, task = building.config, building.abilities, building.task
+    make: Callable[..., Stepper] = Stepper
+    for ability in active:
+        make = ability.stepper(make, state, building)
+    return make(
+        module=module,
+        vote=StopVote(loss, run.group, building.mesh),
+        precision=config.precision,
+        device=run.device,
+        grad_accum_steps=sizes.grad_accum_steps,
+        max_grad_norm=config.train.max_grad_norm,
+        prepare=overridden(active, "inputs") if task.takes_pairs else (),
+        before_clip=overridden(active, "before_clip"),
+        after_update=overridden(active, "after_update"),
+        target_groups=groups_to_count(task, building.dataset, building.mesh, num_micro_batches=sizes.grad_accum_steps),
+        num_targets=task.num_targets,
     )
 
 

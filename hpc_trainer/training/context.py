@@ -23,7 +23,7 @@ from hpc_trainer.record.journal import Journal, restarts_without_progress, succe
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.ledger import Kind
 from hpc_trainer.record.metrics import read_metrics
-from hpc_trainer.record.reading import check_trusted
+from hpc_trainer.record.trust import check_trusted
 from hpc_trainer.runtime.pace import SaveTimer
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.rank_group import RankGroup, StopPoll

@@ -33,11 +33,12 @@ from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import RunPaths, SweepPaths
 from hpc_trainer.record.metrics import read_metrics
 from hpc_trainer.record.processes import submit_lock
-from hpc_trainer.record.reading import Faults, check_trusted
+from hpc_trainer.record.reading import Faults
 from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.spec import RunSpec
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import read_status
+from hpc_trainer.record.trust import check_trusted
 from hpc_trainer.slurm.limits import read_limits
 from hpc_trainer.verify.compare_metrics import Comparison, compare, last_step
 from hpc_trainer.verify.own_runs import await_run, end_local, raise_failure

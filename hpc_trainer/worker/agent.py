@@ -24,7 +24,8 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ExitCode
 from hpc_trainer.record.files import make_folder, write_json
 from hpc_trainer.record.layout import RunPaths
-from hpc_trainer.record.reading import look_anew, read_json
+from hpc_trainer.record.reading import read_json
+from hpc_trainer.record.shared_folder import look_anew
 from hpc_trainer.runtime.rank_env import BY_OUR_TORCHRUN, RankEnv
 from hpc_trainer.runtime.stop import STOP_SIGNALS, StopFlag
 from hpc_trainer.worker.program_start import free_port, wait_for

@@ -40,8 +40,9 @@ from hpc_trainer.record.files import write_json
 from hpc_trainer.record.journal import Journal, read_failure
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.ledger import Kind
-from hpc_trainer.record.reading import Watch, is_there, look_anew, names_in, read_json
+from hpc_trainer.record.reading import Watch, is_there, read_json
 from hpc_trainer.record.rungs import pause_step
+from hpc_trainer.record.shared_folder import look_anew, names_in
 from hpc_trainer.record.states import CANCEL, DONE, OUT_OF_MEMORY, RUNG, RunState
 from hpc_trainer.runtime.cores import bind_rank
 from hpc_trainer.runtime.devices import is_out_of_memory, kind_of
@@ -211,23 +212,10 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
     recorder = Recorders([make(ended(None), spans) for make in contributions("recorders")])
     try:
         device = _device(config, env)
-        bound = bind_rank(env, config.hardware.cpus_per_rank) if config.hardware.bind_cores else None
-        if bound is not None:
-            print(f"bound to cores {', '.join(map(str, sorted(bound)))} of {env.node}.")
-        torch.set_num_threads(num_threads(config))
-        is_cancelled = Watch(paths.marker(CANCEL))
-        ranks = process_group(
-            env,
-            device,
-            rendezvous=paths.rendezvous,
-            address=config.cluster.master_addr,
-            timeout_s=config.parallel.timeout_s,
-            should_stop=lambda: stop.is_set or is_cancelled.has_come(),
-            has_failed=Watch(paths.failure(attempt)).has_come,
-        )
+        _use_cores(config, env)
         with contextlib.ExitStack() as stack:
             with spans.within(Kind.rendezvous):
-                group = stack.enter_context(ranks)
+                group = stack.enter_context(_all_ranks(config, paths, env, stop, attempt, device))
             check_goodput(config, paths, journal.read() if env.rank == 0 else [], group)
             run = _context(config, paths, env, stop, attempt, group, journal, spans)
             recorder.follow(run)
@@ -236,33 +224,16 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
                 _watched(run, ended(None), recorder),
                 sampled(config, paths, env, attempt, stop, step=lambda: run.step, gpu=gpu),
                 recording(
-                    config,
-                    paths,
-                    env,
-                    attempt,
-                    stop,
-                    has_begun=lambda: run.step > run.first_step,
+                    config, paths, env, attempt, stop, has_begun=lambda: run.step > run.first_step,
                     facts=run.contract.recorded,
-                ),  # fmt: skip
-            ):
+                ),
+            ):  # fmt: skip
                 outcome = run_main(config, run)
             if outcome is Outcome.stopped:
-                code = conclude_stop(ended(run.saved_step), group)
-            else:
-                state = RunState.PAUSED if outcome is Outcome.paused else RunState.COMPLETED
-                code = ExitCode.OK
-                if run.is_rank_zero:
-                    ended(None).tell_spent()
-                    journal.end(
-                        attempt,
-                        state=state,
-                        cause=RUNG if outcome is Outcome.paused else run.cause,
-                        step=run.step,
-                        saved_step=run.saved_step,
-                    )
-                    end_well(paths, config.cluster.stop_after_alike)
-                    tell_end(config, paths, state, run.cause)
-        return code
+                return conclude_stop(ended(run.saved_step), group)
+            if run.is_rank_zero:
+                _record_end(ended(None), journal, run, outcome)
+            return ExitCode.OK
     except StoppedWhileStarting:
         return conclude_start(ended(None))
     except SupersededError as error:
@@ -274,6 +245,42 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
             traceback.print_exc()
             return ExitCode.OK
         _fail(error, ended(None), recorder)
+
+
+def _use_cores(config: TrainConfig, env: RankEnv) -> None:
+    """Bind this rank to its cores if `hardware.bind_cores` says so, and set the number of torch's threads."""
+    bound = bind_rank(env, config.hardware.cpus_per_rank) if config.hardware.bind_cores else None
+    if bound is not None:
+        print(f"bound to cores {', '.join(map(str, sorted(bound)))} of {env.node}.")
+    torch.set_num_threads(num_threads(config))
+
+
+def _all_ranks(
+    config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFlag, attempt: int, device: torch.device
+) -> contextlib.AbstractContextManager[RankGroup]:
+    """Return the process group of the attempt; entering it waits for all ranks, and ends at a stop or a cancel."""
+    is_cancelled = Watch(paths.marker(CANCEL))
+    return process_group(
+        env,
+        device,
+        rendezvous=paths.rendezvous,
+        address=config.cluster.master_addr,
+        timeout_s=config.parallel.timeout_s,
+        should_stop=lambda: stop.is_set or is_cancelled.has_come(),
+        has_failed=Watch(paths.failure(attempt)).has_come,
+    )
+
+
+def _record_end(stop: Stop, journal: Journal, run: RunContext, outcome: Outcome) -> None:
+    """Record on rank 0 that the run is complete, or paused at a rung of its search."""
+    is_paused = outcome is Outcome.paused
+    state = RunState.PAUSED if is_paused else RunState.COMPLETED
+    stop.tell_spent()
+    journal.end(
+        stop.attempt, state=state, cause=RUNG if is_paused else run.cause, step=run.step, saved_step=run.saved_step
+    )
+    end_well(stop.paths, stop.config.cluster.stop_after_alike)
+    tell_end(stop.config, stop.paths, state, run.cause)
 
 
 def _context(

@@ -33,7 +33,7 @@ from hpc_trainer.record.chain import (
 from hpc_trainer.record.checkpoint_folders import committed
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import RunPaths
-from hpc_trainer.record.reading import look_anew
+from hpc_trainer.record.shared_folder import look_anew
 from hpc_trainer.record.spec import RunSpec
 from hpc_trainer.record.states import AFTER_BACK, AFTER_HELD, AFTER_START, POOL, RunState
 from hpc_trainer.runtime.rank_env import RankEnv

@@ -22,15 +22,8 @@ from hpc_trainer.record.holds import read_hold, write_hold
 from hpc_trainer.record.journal import Journal, failures_of_storage, log_header, read_failure
 from hpc_trainer.record.layout import RunPaths, SweepPaths
 from hpc_trainer.record.ledger import Kind
-from hpc_trainer.record.reading import (
-    Faults,
-    check_place,
-    check_trusted,
-    is_storage_error,
-    is_there,
-    look_anew,
-    names_in,
-)
+from hpc_trainer.record.reading import Faults, is_storage_error, is_there
+from hpc_trainer.record.shared_folder import look_anew, names_in
 from hpc_trainer.record.spec import RunSpec, read_spec
 from hpc_trainer.record.states import CANCEL, DONE, HOLD, POOL, RunState
 from hpc_trainer.record.submissions import (
@@ -42,6 +35,7 @@ from hpc_trainer.record.submissions import (
     rivals_of_each_run,
     winner_of,
 )
+from hpc_trainer.record.trust import check_place, check_trusted
 from hpc_trainer.runtime.pace import job_start_time
 from hpc_trainer.runtime.rank_env import BY_OUR_TORCHRUN, RankEnv, read_rank_env
 from hpc_trainer.runtime.spans import Spans

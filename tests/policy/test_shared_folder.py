@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _PACKAGE = Path(__file__).parents[2] / "hpc_trainer"
-_OWNERS = {"record/reading.py", "record/files.py"}
+_OWNERS = {"record/shared_folder.py", "record/reading.py", "record/trust.py", "record/files.py"}
 
 _LOSES_REPLIES = {"rename", "replace", "link", "renames"}
 _FLAGS = {"O_EXCL", "O_APPEND"}

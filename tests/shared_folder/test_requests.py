@@ -22,7 +22,7 @@ from hpc_trainer.record import metrics as metrics_log
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.metrics import MetricsLog, read_metrics
-from hpc_trainer.record.reading import cache_age_s
+from hpc_trainer.record.shared_folder import cache_age_s
 from hpc_trainer.runtime.pace import SaveTimer
 from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.stop import StopFlag

@@ -29,16 +29,10 @@ from numpy.typing import NDArray
 from hpc_trainer.data.files import Problem
 from hpc_trainer.data.images import CLASSES, ImageShardsConfig, read_classes
 from hpc_trainer.data.images.folder import held_out_rows
-from hpc_trainer.data.images.index import (
-    Shard,
-    ShardIndex,
-    damaged_shards,
-    missing_shards,
-    read_index,
-)
+from hpc_trainer.data.images.index import Shard, ShardIndex, damaged_shards, missing_shards, read_index
 from hpc_trainer.errors import DataError, HpcTrainerError
 from hpc_trainer.record.files import fsync_folder
-from hpc_trainer.record.reading import check_trusted
+from hpc_trainer.record.trust import check_trusted
 from hpc_trainer.runtime.disk_room import free_room
 from hpc_trainer.training.data.preprocessing import class_numbers
 

@@ -37,7 +37,8 @@ from hpc_trainer.models.parts import check_has_blocks
 from hpc_trainer.record.files import narrow_default_acl, whole_file
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.ledger import Kind
-from hpc_trainer.record.reading import check_trusted, is_there
+from hpc_trainer.record.reading import is_there
+from hpc_trainer.record.trust import check_trusted
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.context import RunContext
 

@@ -35,9 +35,10 @@ from hpc_trainer.record.files import sha256_of, write_atomic
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import RunPaths, SweepPaths, default_runs_dir
 from hpc_trainer.record.metrics import scores_in
-from hpc_trainer.record.reading import check_trusted, is_there
+from hpc_trainer.record.reading import is_there
 from hpc_trainer.record.run_folder import journal_settles
 from hpc_trainer.record.states import CANCEL, DONE
+from hpc_trainer.record.trust import check_trusted
 
 _SMALL = 64 << 20  # bytes; below, nothing is remembered
 _MOST = 200  # files

@@ -25,7 +25,8 @@ from hpc_trainer.launch.frozen_code.snapshot import Snapshot, read_file, starter
 from hpc_trainer.launch.frozen_code.unpacking import LINK, RefusedCodeError
 from hpc_trainer.record.files import age_on_server_s, fsync_folder, make_folder, whole_file
 from hpc_trainer.record.layout import SweepPaths
-from hpc_trainer.record.reading import check_trusted, is_there
+from hpc_trainer.record.reading import is_there
+from hpc_trainer.record.trust import check_trusted
 from hpc_trainer.runtime.code import git_says
 
 # A file that a killed submit left half written is removed when no live submit can still be writing it.

@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 from hpc_trainer.errors import CheckpointError, ConfigError, CorruptCheckpointError
 from hpc_trainer.record import checkpoint_folders as folders
 from hpc_trainer.record.checkpoint_folders import Retention
-from hpc_trainer.record.reading import check_trusted, is_there
+from hpc_trainer.record.reading import is_there
+from hpc_trainer.record.trust import check_trusted
 from hpc_trainer.runtime.rank_group import RankGroup, on_each_rank, on_rank_zero
 from hpc_trainer.training.checkpoint.manifest import NAME, STATE_FILE, Manifest, rank_file, shard_file
 from hpc_trainer.training.checkpoint.tensor_files import (

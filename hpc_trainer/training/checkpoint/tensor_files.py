@@ -27,7 +27,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from hpc_trainer.errors import CorruptCheckpointError
-from hpc_trainer.record.reading import check_trusted
+from hpc_trainer.record.trust import check_trusted
 from hpc_trainer.runtime.tensors import is_sharded, local_tensor
 from hpc_trainer.training.checkpoint.trees import DTYPE_NAMES, DTYPES, Box, local_box, runs
 

@@ -29,7 +29,8 @@ from hpc_trainer.record.files import (
     write_json,
     write_marker,
 )
-from hpc_trainer.record.reading import check_place, check_trusted, read_json, read_lines
+from hpc_trainer.record.reading import read_json, read_lines
+from hpc_trainer.record.trust import check_place, check_trusted
 
 
 def test_numbers_that_json_lacks_are_words(tmp_path: Path) -> None:

@@ -43,7 +43,6 @@ from hpc_trainer.record.reading import (
     read_ends,
     read_json,
     read_lines,
-    retry_stale,
     seal,
     tell,
     tuple_of,
@@ -384,30 +383,6 @@ def test_a_file_that_grows_while_it_is_read_is_read_to_its_end(path: Path) -> No
     some = reading._read(os.open(path, os.O_RDONLY), 10, 70_000)
     assert data.startswith(some)
     assert 70_000 < len(some) < len(data)
-
-
-def test_a_call_is_tried_again_while_the_server_has_lost_its_handle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading.time, "sleep", lambda seconds: None)
-    stale, calls = OSError(errno.ESTALE, "stale"), list[int]()
-
-    def call_of(errors: list[OSError]) -> Callable[[], int]:
-        def call() -> int:
-            calls.append(1)
-            if errors:
-                raise errors.pop()
-            return 7
-
-        return call
-
-    for count in (0, 1, 3):
-        assert retry_stale(call_of([stale] * count)) == 7
-    calls.clear()
-    with pytest.raises(OSError, match="stale"):
-        retry_stale(call_of([stale] * 4))
-    assert len(calls) == 4
-    with pytest.raises(OSError, match="input"):
-        retry_stale(call_of([OSError(errno.EIO, "input")]))
-    assert len(calls) == 5
 
 
 def test_what_a_parser_refuses_is_a_fault(path: Path) -> None:
