@@ -433,12 +433,14 @@ def run_hold(names: list[str], sweep: str | None, runs_dir: Path | None, *, save
     for note in done.notes:
         say(f"Note: {as_typed(note)}")
     what = f"{len(done.held)} run(s) of {status.sweep.name}"
-    parts = [f"Held {what}" if done.held else f"Nothing of {status.sweep.name} waits"]
+    is_held = is_whole and exists(status.sweep.hold, status.faults)
+    nothing = f"Held {status.sweep.name}, of which no run waits" if is_held else f"Nothing of {status.sweep.name} waits"
+    parts = [f"Held {what}" if done.held else nothing]
     parts += [f"{len(done.saving)} save a checkpoint and exit"] if done.saving else []
     parts += [f"{len(done.at_work)} at work continue (--save holds them too)"] if done.at_work else []
     say("; ".join(parts) + ".")
     what = status.sweep.name if is_whole else " ".join(names)
-    print_next(f"release {what}" if done.held or done.saving else f"status {status.sweep.name}")
+    print_next(f"release {what}" if done.held or done.saving or is_held else f"status {status.sweep.name}")
 
 
 def select_to_hold(

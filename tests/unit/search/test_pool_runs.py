@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.cli.run_verbs import run_cancel, run_status
+from hpc_trainer.cli.grid_verbs import run_release
+from hpc_trainer.cli.run_verbs import run_cancel, run_hold, run_status
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.searches import slots_at_work
 from hpc_trainer.record.files import make_folder
@@ -154,6 +155,22 @@ def test_a_search_whose_slots_wait_in_the_queue_is_shown_and_cancelled(
     fake_slurm.forget_calls()
     run_status("search", tmp_path, watch=False, as_json=False)
     assert not fake_slurm.calls("squeue"), "the slots are known to have ended"
+
+
+def test_a_search_is_held_although_no_run_of_it_waits(
+    tmp_path: Path, fake_slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    disk = SearchOnDisk(tmp_path, "search=random", "search.trials=2")
+    pool = _pool(disk, "500", "slurm")
+    fake_slurm.answer("squeue", f"500_0|PENDING||Priority|{pool.uuid}\n")
+    run_hold(["search"], None, tmp_path, save=False, as_json=False)
+    assert "Held search, of which no run waits." in capsys.readouterr().out
+    assert disk.paths.hold.exists()
+    assert any("uhold" in call and "500" in call for call in fake_slurm.calls("scontrol")), fake_slurm.calls()
+    fake_slurm.answer("squeue", "")
+    run_release(["search"], None, tmp_path, as_json=False)
+    assert "the same `hpc-trainer submit` starts new ones" in capsys.readouterr().out
+    assert not disk.paths.hold.exists()
 
 
 def test_cancel_of_the_only_trial_at_work_leaves_the_slots_of_its_search(tmp_path: Path, fake_slurm: FakeSlurm) -> None:
