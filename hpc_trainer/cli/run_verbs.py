@@ -431,14 +431,15 @@ def run_hold(names: list[str], sweep: str | None, runs_dir: Path | None, *, save
     for note in done.notes:
         say(f"Note: {as_typed(note)}")
     what = f"{len(done.held)} run(s) of {status.sweep.name}"
-    parts = [f"Held {what}" if done.held else f"Nothing of {status.sweep.name} waits"]
+    is_held = is_whole and exists(status.sweep.hold, status.faults)
+    nothing = f"Held {status.sweep.name}, of which no run waits" if is_held else f"Nothing of {status.sweep.name} waits"
+    parts = [f"Held {what}" if done.held else nothing]
     parts += [f"{len(done.saving)} save a checkpoint and exit"] if done.saving else []
     later = ", and none of them restarts" if is_whole else ""
     parts += [f"{len(done.at_work)} at work continue (--save holds them too){later}"] if done.at_work else []
     say("; ".join(parts) + ".")
     what = status.sweep.name if is_whole else " ".join(names)
-    is_held = done.held or done.saving or (is_whole and done.at_work)
-    print_next(f"release {what}" if is_held else f"status {status.sweep.name}")
+    print_next(f"release {what}" if done.held or done.saving or is_held else f"status {status.sweep.name}")
 
 
 def select_to_hold(

@@ -237,7 +237,8 @@ def hold_runs(
     waiting = [run for run in runs if run.state in _WAITS]
     running = [run for run in runs if run.state is RunState.RUNNING]
     saving = running if save else []
-    if is_whole and (waiting or running):
+    draws = any(pool.submission.source is not None for pool in status.pools)  # a search may have no run that waits
+    if is_whole and (waiting or running or draws):
         write_hold(status.sweep.hold, why)
     for run in (*(() if is_whole else waiting), *saving):
         make_folder(status.sweep.run(run.run_id).folder)

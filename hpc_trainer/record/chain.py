@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_trainer.config.schema.output import compared_by, is_best_small, kept_best
+from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError, UntrustedFileError, did_you_mean
 from hpc_trainer.record.files import make_folder, write_json, write_marker
 from hpc_trainer.record.known_runs import known_by_files
@@ -269,13 +270,29 @@ def _stands(folder: Path, run_ids: Collection[str] | None) -> Iterator[Stand]:
         yield Stand(folder.name, RunState.GONE)
         return
     planned_anew = PLANNED.get().sweeps.get(folder, {})
+    is_search = run_ids is None and any(submission.source is not None for submission in status.ledger.submissions)
+    if is_search:
+        yield from _search_stand(status)
     for run_id in status.specs if run_ids is None else sorted(run_ids):
         if run_id not in status.specs:
             yield Stand(f"{folder.name}/{run_id}", RunState.PENDING if run_id in planned_anew else RunState.GONE)
+        elif is_search and status.states[run_id] is RunState.PAUSED:
+            continue  # `_search_stand` says whether it may still be promoted
         elif (state := status.states[run_id]) is not RunState.COMPLETED:
             will_go = run_id in planned_anew and state.needs_submit
             job = _job_of(status.open_runs[run_id])
             yield Stand(f"{folder.name}/{run_id}", RunState.PENDING if will_go else state, job)
+
+
+def _search_stand(status: SweepStatus) -> Iterator[Stand]:
+    """Yield the search of a sweep if it has trials left to draw, to promote or to end."""
+    for states_of in contributions("search_ends"):
+        with contextlib.suppress(HpcTrainerError):
+            if states_of(status.sweep) != {}:
+                return
+    pool = status.pools[-1].submission if status.pools else None
+    job_id = pool.job_id if pool is not None and pool.executor == "slurm" else None
+    yield Stand(status.sweep.name, RunState.NEW if pool is None else RunState.PENDING, job_id)
 
 
 def _job_of(run: RunStatus) -> str | None:

@@ -362,7 +362,7 @@ def _pools(sweep: SweepPaths, ledger: Ledger, view: SchedulerView, turns: Mappin
     """Yield the pools that have a slot in the queue or at work."""
     busy = Counter(turn.holder.slot for turn in turns.values())
     for pool in ledger.submissions:
-        if not pool.is_pool or not (turns or view.queue or pool.source is not None):
+        if not (turns or view.queue or pool.source is not None) or not pool.is_pool:
             continue
         entries = [] if pool.executor != "slurm" else view.slots_of_pool(pool)
         waiting = [entry for entry in entries if entry.state in NOT_BEGUN]

@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.cli.run_verbs import run_cancel, run_status
+from hpc_trainer.cli.grid_verbs import run_release
+from hpc_trainer.cli.run_verbs import run_cancel, run_hold, run_status
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.searches import slots_at_work
+from hpc_trainer.record.chain import Awaited, Stand, look_at
 from hpc_trainer.record.files import make_folder
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.processes import process_name
 from hpc_trainer.record.states import CANCEL, LEAVING, RunState
+from hpc_trainer.record.status import read_status
 from hpc_trainer.record.submissions import Submission, read_submissions, write_confirmation, write_intent
 from hpc_trainer.record.turns import Holder, Turns, pool_job, slot_folder, slot_name
 from hpc_trainer.search.commands import SOURCE, plan_search, submit_search
@@ -156,6 +159,22 @@ def test_a_search_whose_slots_wait_in_the_queue_is_shown_and_cancelled(
     assert not fake_slurm.calls("squeue"), "the slots are known to have ended"
 
 
+def test_a_search_is_held_although_no_run_of_it_waits(
+    tmp_path: Path, fake_slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    disk = SearchOnDisk(tmp_path, "search=random", "search.trials=2")
+    pool = _pool(disk, "500", "slurm")
+    fake_slurm.answer("squeue", f"500_0|PENDING||Priority|{pool.uuid}\n")
+    run_hold(["search"], None, tmp_path, save=False, as_json=False)
+    assert "Held search, of which no run waits." in capsys.readouterr().out
+    assert disk.paths.hold.exists()
+    assert any("uhold" in call and "500" in call for call in fake_slurm.calls("scontrol")), fake_slurm.calls()
+    fake_slurm.answer("squeue", "")
+    run_release(["search"], None, tmp_path, as_json=False)
+    assert "the same `hpc-trainer submit` starts new ones" in capsys.readouterr().out
+    assert not disk.paths.hold.exists()
+
+
 def test_cancel_of_the_only_trial_at_work_leaves_the_slots_of_its_search(tmp_path: Path, fake_slurm: FakeSlurm) -> None:
     disk = SearchOnDisk(tmp_path, "search=random", "search.trials=3")
     pool = _pool(disk, "500", "slurm")
@@ -169,3 +188,24 @@ def test_cancel_of_the_only_trial_at_work_leaves_the_slots_of_its_search(tmp_pat
     assert not fake_slurm.calls("scancel")
     turns.end(taken[1], RunState.CANCELLED)
     assert source.next_run(turns, 0) is not None, "the slot draws the next trial"
+
+
+def test_what_follows_a_search_waits_until_it_is_over_and_not_for_trials_that_stay_paused(
+    tmp_path: Path, fake_slurm: FakeSlurm
+) -> None:
+    disk = SearchOnDisk(tmp_path, "search=asha", "search.rungs=[4]", "search.eta=2", "search.trials=2")
+    pool = _pool(disk, "500", "slurm")
+    fake_slurm.answer("squeue", f"500_0|PENDING||Priority|{pool.uuid}\n")
+    follows = [Awaited(disk.paths.folder)]
+    assert look_at(follows) == [Stand("search", RunState.PENDING, "500")], "no trial is drawn yet"
+    for value in (0.5, 0.7):
+        chosen = disk.next()
+        assert chosen is not None
+        disk.pauses(chosen.spec.run_id, 4, value)
+    assert look_at(follows) == [Stand("search", RunState.PENDING, "500")], "one of them will be promoted"
+    promoted = disk.next()
+    assert promoted is not None
+    disk.completes(promoted.spec.run_id, 0.4)
+    assert disk.next() is None
+    assert look_at(follows) == []
+    assert read_status(disk.paths).counts == {"COMPLETED": 1, "PAUSED": 1}

@@ -522,7 +522,7 @@ def test_a_held_run_of_a_pool_is_not_taken_and_a_released_one_needs_a_submit(tmp
     assert _start(sweep.paths, pool, 1).wait(120) == 0
     status = read_status(sweep.paths)
     assert status.counts == {"COMPLETED": 2, "HELD": 1}
-    assert status.run(held).cause.startswith("held by ")
+    assert (status.run(held).cause or "").startswith("held by ")
     released = release_runs(status, [status.run(held)])
     assert (released.released, released.to_submit) == ((held,), (held,))
     assert read_status(sweep.paths).counts == {"COMPLETED": 2, "NEW": 1}
