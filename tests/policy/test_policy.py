@@ -185,8 +185,11 @@ _PROVIDED_BY = {
 _PLACEHOLDER = re.compile(r"hpc-trainer [a-z-]+ (?:[^ `]+ )*?[^ `]*\b(?:RUN|SWEEP|EXPORT|MORE|LONGER|NAME|FILE)\b")
 
 
-def _messages(tree: ast.Module, value: str = "x") -> Iterator[str]:
-    """Texts of a module that are no docstrings and no help, with `value` for each value in an f-string."""
+_VALUE = "\0"
+
+
+def _messages(tree: ast.Module) -> Iterator[str]:
+    """Texts of a module that are no docstrings and no help; each value in an f-string is `_VALUE`."""
     passed = {
         id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     }
@@ -195,16 +198,20 @@ def _messages(tree: ast.Module, value: str = "x") -> Iterator[str]:
             passed |= {id(each) for each in ast.walk(node)}
         if isinstance(node, ast.JoinedStr):
             passed |= {id(each) for each in node.values}
-            parts = (each.value if isinstance(each, ast.Constant) else value for each in node.values)
+            parts = (each.value if isinstance(each, ast.Constant) else _VALUE for each in node.values)
             yield "" if id(node) in passed else "".join(map(str, parts))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in passed:
             yield node.value
 
 
+@functools.cache
+def _all_messages() -> list[tuple[Path, str]]:
+    return [(path, text) for path in MODULES for text in _messages(_tree(path))]
+
+
 def test_commands_in_messages_are_complete() -> None:
-    found = [
-        f"{_name(path)}: {text}" for path in MODULES for text in _messages(_tree(path)) if _PLACEHOLDER.search(text)
-    ]
+    texts = ((path, text.replace(_VALUE, "x")) for path, text in _all_messages())
+    found = [f"{_name(path)}: {text}" for path, text in texts if _PLACEHOLDER.search(text)]
     assert found == [], "name the run, the sweep or the value that is meant"
 
 
@@ -219,9 +226,8 @@ def _is_said(parts: list[str], line: str) -> bool:
 
 def test_messages_in_the_docs_are_those_of_the_package() -> None:
     """Each `error: ..` in a transcript of a page has a sentence that the package says; else its words have changed."""
-    messages = (text for path in MODULES for text in _messages(_tree(path), "\0"))
-    sentences = {part for text in messages for part in re.split(r"(?<=[.:;]) |\n", text)}
-    known = [sentence.split("\0") for sentence in sentences if len(_WORD.findall(sentence)) > 2]
+    sentences = {part for _, text in _all_messages() for part in re.split(r"(?<=[.:;]) |\n", text)}
+    known = [sentence.split(_VALUE) for sentence in sentences if len(_WORD.findall(sentence)) > 2]
     pages = [page for page in PAGES if page.name != "changelog.md" and page.parent.name != "decisions"]
     shown = [(page, line) for page in pages for line in _SAID.findall(page.read_text(encoding="utf-8"))]
     assert len(shown) > 10
