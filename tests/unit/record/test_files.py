@@ -21,6 +21,7 @@ import pytest
 from hpc_trainer.errors import RunStateError, UntrustedFileError
 from hpc_trainer.record import files
 from hpc_trainer.record.files import (
+    OwnLines,
     append_lines,
     append_texts,
     set_umask,
@@ -31,6 +32,15 @@ from hpc_trainer.record.files import (
 )
 from hpc_trainer.record.reading import read_json, read_lines
 from hpc_trainer.record.trust import check_place, check_trusted
+
+
+def test_a_file_that_was_closed_is_opened_again_by_the_next_append(tmp_path: Path) -> None:
+    lines = OwnLines(tmp_path / "lines.jsonl")
+    for number in range(3):
+        lines.append([{"number": number}])
+        lines.close()
+        lines.close()  # a second time: nothing more to close
+    assert [line["number"] for line in read_lines(tmp_path / "lines.jsonl")] == [0, 1, 2]
 
 
 def test_numbers_that_json_lacks_are_words(tmp_path: Path) -> None:
