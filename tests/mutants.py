@@ -74,7 +74,16 @@ _NEVER = frozenset(
 _COPIED = ("hpc_trainer", "tests", "conf", "jobs", "docs", "pyproject.toml", "README.md")
 _STATE = [
     f"record/test_{name}.py"
-    for name in ("run_state", "status", "newer_lives", "lag", "ownership", "known_ends", "nothing_to_ask")
+    for name in (
+        "run_state",
+        "status",
+        "slurm_answers",
+        "newer_lives",
+        "lag",
+        "ownership",
+        "known_ends",
+        "nothing_to_ask",
+    )
 ]
 _LOST = ["api/test_jobs_without_files.py", "api/test_lost_lines.py", "api/test_lost_intents.py"]
 _FROZEN = [f"launch/frozen_code/test_{name}.py" for name in ("owners", "snapshot", "frozen_worker")]

@@ -25,7 +25,7 @@ from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError
 from hpc_trainer.operate.show import NoRunError, find_run
 from hpc_trainer.record.chain import started
 from hpc_trainer.record.layout import journals_in
-from hpc_trainer.record.shared_folder import names_in
+from hpc_trainer.record.reading import names_in
 from hpc_trainer.runtime.torch_process import ask
 
 PREDICTIONS = (".jsonl", ".npz")

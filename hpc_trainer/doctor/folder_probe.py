@@ -26,7 +26,8 @@ from hpc_trainer.config.compose.own_files import others_may_write
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.record.files import node_name
 from hpc_trainer.record.layout import SweepPaths
-from hpc_trainer.record.shared_folder import cache_age_s, mount_of, retry_stale
+from hpc_trainer.record.reading import retry_stale
+from hpc_trainer.record.shared_folder import cache_age_s, mount_of
 from hpc_trainer.record.states import CANCEL, DONE
 from hpc_trainer.record.trust import check_place
 from hpc_trainer.runtime.disk_room import free_room

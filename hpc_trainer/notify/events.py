@@ -27,8 +27,8 @@ from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.record.files import claim, make_folder, write_atomic, write_json
 from hpc_trainer.record.journal import Journal, first_line, read_result
 from hpc_trainer.record.layout import RunPaths, SweepPaths
-from hpc_trainer.record.reading import is_finite, is_number, is_there, read_json
-from hpc_trainer.record.shared_folder import look_anew, names_in
+from hpc_trainer.record.reading import is_finite, is_number, is_there, names_in, read_json
+from hpc_trainer.record.shared_folder import look_anew
 from hpc_trainer.record.states import CANCEL, DONE, RunState
 from hpc_trainer.runtime.start import start_words
 

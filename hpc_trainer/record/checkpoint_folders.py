@@ -22,8 +22,7 @@ from pathlib import Path
 
 from hpc_trainer.errors import CheckpointError
 from hpc_trainer.record.files import fsync_folder, rename
-from hpc_trainer.record.reading import is_there
-from hpc_trainer.record.shared_folder import names_in
+from hpc_trainer.record.reading import is_there, names_in
 
 _COMMITTED = re.compile(r"step-(\d{8,})")
 _TEMPORARY = re.compile(r"step-\d{8,}\.tmp-(\d+)")

@@ -36,8 +36,8 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from hpc_trainer.errors import RunStateError
-from hpc_trainer.record.reading import TORN, read_ends, seal
-from hpc_trainer.record.shared_folder import Place, look_anew, names_in
+from hpc_trainer.record.reading import TORN, names_in, read_ends, seal
+from hpc_trainer.record.shared_folder import Place, look_anew
 from hpc_trainer.record.trust import DEFAULT_ACL
 
 _PIECE = 1 << 22

@@ -21,8 +21,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
-from hpc_trainer.record.shared_folder import Place, look_anew, names_in, retry_stale
+from hpc_trainer.record.shared_folder import Place, look_anew
 
+T = TypeVar("T")
+
+# A rebooted server answers ESTALE for old handles; a file that is replaced all the time causes ESTALE now and then.
+_STALE_TRIES = 4
+_STALE_PAUSE_S = 0.05
 _MOST_SHOWN = 10
 
 
@@ -81,7 +86,36 @@ class Watch:
         return self._found
 
 
-T = TypeVar("T")
+def names_in(folder: Place) -> list[str] | None:
+    """Return the names in a folder as the server has them, in order; None if there is no such folder.
+
+    Raises:
+        OSError: the file system refused.
+    """
+    for is_second in (False, True):
+        try:
+            return sorted(retry_stale(lambda: os.listdir(folder)))  # noqa: PTH208  (names, no paths)
+        except (FileNotFoundError, NotADirectoryError):  # noqa: PERF203  (two tries)
+            # This client may have cached the folder itself as missing.
+            if is_second or not look_anew(folder, parents=0):
+                break
+    return None
+
+
+def retry_stale(call: Callable[[], T]) -> T:
+    """Return what `call` returns; call it again while it raises ESTALE, at most three times.
+
+    Raises:
+        OSError: as raised by `call`; ESTALE if the last try still raises it.
+    """
+    for number in range(_STALE_TRIES):
+        try:
+            return call()
+        except OSError as error:  # noqa: PERF203  (once, as a rule)
+            if error.errno != errno.ESTALE or number == _STALE_TRIES - 1:
+                raise
+            time.sleep(_STALE_PAUSE_S)
+    raise AssertionError("the last try returns or raises")
 
 
 def as_text(value: object) -> str:

@@ -1,4 +1,4 @@
-"""What a shared file system shows: fresh names in spite of a client's cache, stale handles, and how old a name may be.
+"""What a shared file system shows: fresh names in spite of a client's cache, and how old a name may be.
 
 Clients of NFS cache names and attributes. `look_anew` makes this client ask the server.
 """
@@ -6,24 +6,15 @@ Clients of NFS cache names and attributes. `look_anew` makes this client ask the
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 Place = str | Path
 """A path; as a string where there may be 10,000 of them."""
-T = TypeVar("T")
 
 DEFAULT_CACHE_AGE_S = 60.0
 """The longest default of an NFS client: `acregmax` and `acdirmax` (nfs(5))."""
-
-# A rebooted server answers ESTALE for old handles; a file that is replaced all the time causes ESTALE now and then.
-_STALE_TRIES = 4
-_STALE_PAUSE_S = 0.05
 
 # File systems of one machine, whose answers are never old.
 _LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "bcachefs", "f2fs", "tmpfs", "ramfs", "overlay"})
@@ -69,38 +60,6 @@ def _open_folder(place: str) -> bool:
         else:
             return True
     return False
-
-
-def names_in(folder: Place) -> list[str] | None:
-    """Return the names in a folder as the server has them, in order; None if there is no such folder.
-
-    Raises:
-        OSError: the file system refused.
-    """
-    for is_second in (False, True):
-        try:
-            return sorted(retry_stale(lambda: os.listdir(folder)))  # noqa: PTH208  (names, no paths)
-        except (FileNotFoundError, NotADirectoryError):  # noqa: PERF203  (two tries)
-            # This client may have cached the folder itself as missing.
-            if is_second or not look_anew(folder, parents=0):
-                break
-    return None
-
-
-def retry_stale(call: Callable[[], T]) -> T:
-    """Return what `call` returns; call it again while it raises ESTALE, at most three times.
-
-    Raises:
-        OSError: as raised by `call`; ESTALE if the last try still raises it.
-    """
-    for number in range(_STALE_TRIES):
-        try:
-            return call()
-        except OSError as error:  # noqa: PERF203  (once, as a rule)
-            if error.errno != errno.ESTALE or number == _STALE_TRIES - 1:
-                raise
-            time.sleep(_STALE_PAUSE_S)
-    raise AssertionError("the last try returns or raises")
 
 
 def cache_age_s(folder: Place) -> float:

@@ -27,9 +27,9 @@ from hpc_trainer.record.files import write_atomic
 from hpc_trainer.record.journal import Journal, read_result
 from hpc_trainer.record.layout import RunPaths, SweepPaths
 from hpc_trainer.record.metrics import read_metrics
-from hpc_trainer.record.reading import Faults, read_json, seal
+from hpc_trainer.record.reading import Faults, names_in, read_json, seal
 from hpc_trainer.record.rungs import pause_step
-from hpc_trainer.record.shared_folder import look_anew, names_in
+from hpc_trainer.record.shared_folder import look_anew
 from hpc_trainer.record.spec import RunSpec, drawn_names, read_drawn
 from hpc_trainer.record.states import CANCEL, DONE, RunState
 from hpc_trainer.record.trust import is_ours

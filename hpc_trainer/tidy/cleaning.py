@@ -27,9 +27,8 @@ from hpc_trainer.record.checkpoint_folders import MANIFEST, Retention, committed
 from hpc_trainer.record.files import make_folder, rename
 from hpc_trainer.record.layout import TRASH, RunPaths, SweepPaths
 from hpc_trainer.record.metrics import scores_in
-from hpc_trainer.record.reading import is_there
+from hpc_trainer.record.reading import is_there, names_in
 from hpc_trainer.record.run_status import RunStatus
-from hpc_trainer.record.shared_folder import names_in
 from hpc_trainer.record.spec import RunSpec
 from hpc_trainer.record.states import DONE, RunState
 from hpc_trainer.record.status import SweepStatus, read_status

@@ -17,7 +17,7 @@ from hpc_trainer.errors import HpcTrainerError, LoopError
 from hpc_trainer.record.files import write_json
 from hpc_trainer.record.layout import RunPaths, journals_in
 from hpc_trainer.record.metrics import MetricsLog
-from hpc_trainer.record.shared_folder import names_in
+from hpc_trainer.record.reading import names_in
 from hpc_trainer.record.states import CANCEL, NOT_FINITE
 from hpc_trainer.runtime.pace import DEADLINE, SaveTimer
 from hpc_trainer.runtime.rank_env import RankEnv

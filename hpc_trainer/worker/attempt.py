@@ -40,9 +40,9 @@ from hpc_trainer.record.files import write_json
 from hpc_trainer.record.journal import Journal, read_failure
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.ledger import Kind
-from hpc_trainer.record.reading import Watch, is_there, read_json
+from hpc_trainer.record.reading import Watch, is_there, names_in, read_json
 from hpc_trainer.record.rungs import pause_step
-from hpc_trainer.record.shared_folder import look_anew, names_in
+from hpc_trainer.record.shared_folder import look_anew
 from hpc_trainer.record.states import CANCEL, DONE, OUT_OF_MEMORY, RUNG, RunState
 from hpc_trainer.runtime.cores import bind_rank
 from hpc_trainer.runtime.devices import is_out_of_memory, kind_of

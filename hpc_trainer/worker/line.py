@@ -25,8 +25,7 @@ from hpc_trainer.record.files import claim, make_folder, write_json
 from hpc_trainer.record.holds import write_hold
 from hpc_trainer.record.journal import first_line
 from hpc_trainer.record.layout import RunPaths, SweepPaths
-from hpc_trainer.record.reading import is_there, read_json
-from hpc_trainer.record.shared_folder import names_in
+from hpc_trainer.record.reading import is_there, names_in, read_json
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.submissions import Submission, read_submissions
 from hpc_trainer.slurm.jobs import WORKER_TIMEOUT_S, hold_jobs, release_jobs

@@ -26,10 +26,9 @@ from hpc_trainer.record.journal import Attempt, Journal, newest_chain, own_frame
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.ledger import Kind
 from hpc_trainer.record.metrics import MetricsLog, NewLines, Told, newest_metrics_in
-from hpc_trainer.record.reading import Faults, Watch, read_json
+from hpc_trainer.record.reading import Faults, Watch, names_in, read_json
 from hpc_trainer.record.redaction import Redaction
 from hpc_trainer.record.rungs import pause_step
-from hpc_trainer.record.shared_folder import names_in
 from hpc_trainer.record.signs import last_error, with_causes
 from hpc_trainer.record.states import CANCEL, KILLED, POOL, RUNG, RunState
 from hpc_trainer.runtime.pace import SaveTimer

@@ -42,8 +42,8 @@ from hpc_trainer.record.files import write_json
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.metrics import VARIABLE
 from hpc_trainer.record.processes import open_pidfd
-from hpc_trainer.record.reading import read_json
-from hpc_trainer.record.shared_folder import look_anew, names_in
+from hpc_trainer.record.reading import names_in, read_json
+from hpc_trainer.record.shared_folder import look_anew
 from hpc_trainer.runtime.rank_env import TORCHRUN_NAMES, RankEnv
 from hpc_trainer.runtime.start import FROZEN_CODE
 

@@ -22,8 +22,8 @@ from hpc_trainer.record.holds import read_hold, write_hold
 from hpc_trainer.record.journal import Journal, failures_of_storage, log_header, read_failure
 from hpc_trainer.record.layout import RunPaths, SweepPaths
 from hpc_trainer.record.ledger import Kind
-from hpc_trainer.record.reading import Faults, is_storage_error, is_there
-from hpc_trainer.record.shared_folder import look_anew, names_in
+from hpc_trainer.record.reading import Faults, is_storage_error, is_there, names_in
+from hpc_trainer.record.shared_folder import look_anew
 from hpc_trainer.record.spec import RunSpec, read_spec
 from hpc_trainer.record.states import CANCEL, DONE, HOLD, POOL, RunState
 from hpc_trainer.record.submissions import (

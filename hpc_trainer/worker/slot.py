@@ -36,8 +36,8 @@ from hpc_trainer.record.journal import Attempt, Journal
 from hpc_trainer.record.last_words import NOT_STARTED
 from hpc_trainer.record.layout import RunPaths, SweepPaths
 from hpc_trainer.record.processes import is_alive, open_pidfd, process_name
-from hpc_trainer.record.reading import is_storage_error, is_there
-from hpc_trainer.record.shared_folder import look_anew, names_in
+from hpc_trainer.record.reading import is_storage_error, is_there, names_in
+from hpc_trainer.record.shared_folder import look_anew
 from hpc_trainer.record.spec import RunSpec, read_specs
 from hpc_trainer.record.states import CANCEL, DONE, HOLD, KILLED, LEAVING, NO_SERVICE, POOL, RunState
 from hpc_trainer.record.submissions import Submission, read_submissions

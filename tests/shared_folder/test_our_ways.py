@@ -33,9 +33,9 @@ from hpc_trainer.record.files import (
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import RunPaths, SweepPaths
 from hpc_trainer.record.processes import submit_lock
-from hpc_trainer.record.reading import Faults, is_there, read_json, read_lines
+from hpc_trainer.record.reading import Faults, is_there, names_in, read_json, read_lines
 from hpc_trainer.record.run_folder import read_folder
-from hpc_trainer.record.shared_folder import cache_age_s, names_in
+from hpc_trainer.record.shared_folder import cache_age_s
 from hpc_trainer.record.states import CANCEL, DONE, RunState
 from tests.shared_folder.clients import ROOT, Share
 

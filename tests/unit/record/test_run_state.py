@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -127,47 +126,6 @@ def test_the_same_codes_of_a_run_that_had_begun_are_its_failure(
     """With its handlers a worker leaves otherwise: something else in it died so, and --retry-failed decides."""
     sweep.start(resumed=0)
     fake_slurm.answer("sacct", f"500_0|FAILED|{code}|n7\n")
-    assert _one(sweep).state is S.FAILED
-
-
-@pytest.mark.parametrize("row", ["500_[0-4%2]|CANCELLED|0:0|", "500|CANCELLED|0:0|", "500_1|COMPLETED|0:0|n7"])
-def test_an_element_without_a_row_was_cancelled_before_it_began(
-    sweep: SweepOnDisk, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, row: str
-) -> None:
-    """An element that begins gets a row of its own. The array may have one row for all that did not begin."""
-    monkeypatch.setattr("hpc_trainer.record.slurm_answers.LATE_ROW_S", 0.0)
-    fake_slurm.answer("sacct", f"{row}\n")
-    run = _one(sweep)
-    assert (run.state, run.cause) == (S.CANCELLED, "cancelled before it began")
-    num_looks = 2 if row.startswith("500_1") else 1
-    assert len(fake_slurm.calls("squeue")) == len(fake_slurm.calls("sacct")) == num_looks
-    assert _one(sweep).state is S.CANCELLED
-    assert len(fake_slurm.calls("sacct")) == num_looks + 1, "the end is recorded: one look suffices from now on"
-
-
-def test_an_element_whose_row_comes_late_was_not_cancelled(
-    sweep: SweepOnDisk, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Found by a campaign (lustre_flock, seed 116): a running element was in neither answer for 2.4 s."""
-
-    really_sleep = time.sleep
-
-    def begin(seconds: float) -> None:
-        if seconds > 2.4:
-            fake_slurm.answer("squeue", "500_0|RUNNING|n7||x\n")
-        else:
-            really_sleep(seconds)  # subprocess waits for squeue
-
-    monkeypatch.setattr("hpc_trainer.record.slurm_answers.time.sleep", begin)
-    fake_slurm.answer("squeue", "")
-    fake_slurm.answer("sacct", "500_1|COMPLETED|0:0|n7\n")
-    assert _one(sweep).state is S.RUNNING
-    assert not list(sweep.paths.ends.glob("*")), "nothing false is recorded"
-
-
-def test_an_element_that_has_begun_was_not_cancelled_before(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
-    sweep.start(resumed=0, age_s=300)
-    fake_slurm.answer("sacct", "500_1|COMPLETED|0:0|n7\n")
     assert _one(sweep).state is S.FAILED
 
 

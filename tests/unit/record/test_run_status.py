@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from pathlib import Path
 
 import pytest
 
 from hpc_trainer.observe.telemetry import DeviceWarning, Trouble, write_warnings
 from hpc_trainer.record.files import write_json
-from hpc_trainer.record.run_figures import gpu_hours
 from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.states import NOT_FINITE, RunState
 from hpc_trainer.record.status import read_status
@@ -114,24 +112,6 @@ def test_a_result_that_is_no_number_is_a_warning(sweep: SweepOnDisk) -> None:
     assert _one(sweep).warning is None
     write_json(sweep.run().result, {"cause": NOT_FINITE, "metrics": {"eval_loss": float("nan"), "loss": 0.5}})
     assert _one(sweep).warning == "complete, but not finite: eval_loss=nan"
-
-
-def test_gpu_hours_count_each_attempt_to_its_end_or_to_the_next(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
-    assert gpu_hours(_one(sweep)) == 0.0, "nothing has begun"
-    fake_slurm.answer("squeue", "500_0|RUNNING|n7|None|x\n")
-    sweep.start(resumed=0, age_s=7200)
-    sweep.start(attempt=1, resumed=0, age_s=3600)
-    sweep.end(attempt=1, state=S.REQUEUED, cause="preempted", age_s=1800)
-    sweep.start(attempt=2, resumed=0, age_s=900)
-    sweep.beat(attempt=2, step=7)
-    run = _one(sweep)
-    # An hour up to the next attempt, half an hour up to its end, a quarter of an hour up to now; two GPUs each.
-    assert gpu_hours(run) == pytest.approx(2 * 1.75, abs=0.01)
-    assert gpu_hours(dataclasses.replace(run, attempts=run.attempts[:1], age_s=time.time())) == 0.0, "a clock was wrong"
-    hour = dataclasses.replace(run.attempts[0], start_time=0.0, end_time=3600.0)
-    assert gpu_hours(dataclasses.replace(run, attempts=[hour])) == 2.0
-    shared = dataclasses.replace(hour, per_gpu=4)
-    assert gpu_hours(dataclasses.replace(run, attempts=[hour, shared])) == 2.5, "of a shared GPU its share"
 
 
 def test_only_a_run_at_work_shows_what_is_wrong_with_its_device(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.record import reading, shared_folder
+from hpc_trainer.record import reading
 from hpc_trainer.record.files import age_on_server_s, claim, make_folder_once, own_name, remove, rename, write_atomic
-from hpc_trainer.record.reading import Watch, is_there
-from hpc_trainer.record.shared_folder import cache_age_s, look_anew, mount_of, names_in, retry_stale
+from hpc_trainer.record.reading import Watch, is_there, names_in, retry_stale
+from hpc_trainer.record.shared_folder import cache_age_s, look_anew, mount_of
 
 
 def _loses_reply(monkeypatch: pytest.MonkeyPatch, call: str, number: int) -> None:
@@ -150,7 +150,7 @@ def test_what_is_removed_twice_is_gone(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_call_is_tried_again_while_the_server_has_lost_its_handle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_folder.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(reading.time, "sleep", lambda seconds: None)
     stale, calls = OSError(errno.ESTALE, "stale"), list[int]()
 
     def call_of(errors: list[OSError]) -> Callable[[], int]:
@@ -174,7 +174,7 @@ def test_a_call_is_tried_again_while_the_server_has_lost_its_handle(monkeypatch:
 
 
 def test_a_stale_file_is_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_folder, "_STALE_PAUSE_S", 0.0)
+    monkeypatch.setattr(reading, "_STALE_PAUSE_S", 0.0)
     answers = [errno.ESTALE, errno.ESTALE, 0]
 
     def read() -> str:

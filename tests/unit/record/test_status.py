@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import os
 import time
@@ -19,12 +18,11 @@ from hpc_trainer.record.known_runs import known_specs
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.processes import process_name
 from hpc_trainer.record.reading import Faults, list_folder
-from hpc_trainer.record.run_figures import gpu_hours
 from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import read_status
 from hpc_trainer.record.submissions import read_ledger
-from tests.unit.record.builders import make_spec, make_specs
+from tests.unit.record.builders import make_specs
 from tests.unit.record.sweeps import SweepOnDisk
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
@@ -265,36 +263,6 @@ def test_an_accounting_that_does_not_answer_is_not_an_empty_one(sweep: SweepOnDi
     assert "sacct did not answer" in status.notes[0]
 
 
-def test_200_runs_are_one_squeue_and_one_sacct(tmp_path: Path, fake_slurm: FakeSlurm) -> None:
-    spec = make_spec("cluster=slurm")
-    many = [dataclasses.replace(spec, run_id=f"{spec.run_id}-{number}") for number in range(200)]
-    sweep = SweepOnDisk(tmp_path / "runs" / "big", many)
-    sweep.submit()
-    queue = "".join(f"500_{index}|RUNNING|n{index}|None|x\n" for index in range(100))
-    ends = "".join(f"500_{index}|FAILED|1:0|n1\n" for index in range(100, 200))
-    fake_slurm.answer("squeue", queue)
-    fake_slurm.answer("sacct", ends)
-    status = read_status(sweep.paths)
-    assert status.counts == {"RUNNING": 100, "FAILED": 100}
-    assert [call.split()[0] for call in fake_slurm.calls()] == ["squeue", "sacct"]
-    assert fake_slurm.calls("sacct")[0].endswith("-j 500")
-    assert status.runs[7].node == "n7"
-    assert status.has_active
-
-
-def test_several_submissions_are_one_sacct(tmp_path: Path, fake_slurm: FakeSlurm) -> None:
-    sweep = SweepOnDisk(tmp_path / "runs" / "two", make_specs(1, "cluster=slurm"))
-    sweep.submit("500")
-    sweep.specs = [make_spec("cluster=slurm", seed=9)]
-    other = SweepOnDisk(tmp_path / "runs" / "other", sweep.specs)
-    sweep.paths.specs.write_text(sweep.paths.specs.read_text() + other.paths.specs.read_text())
-    sweep.submit("600")
-    fake_slurm.answer("squeue", "")
-    fake_slurm.answer("sacct", "500_0|FAILED|1:0|n1\n600_0|TIMEOUT|0:0|n1\n")
-    assert [run.state for run in read_status(sweep.paths).runs] == [S.FAILED, S.TIMEOUT]
-    assert fake_slurm.calls("sacct")[0].endswith("-j 500,600")
-
-
 # --- step, metrics, age ---
 
 
@@ -344,23 +312,6 @@ def test_age_is_that_of_the_last_sign_of_life(sweep: SweepOnDisk, fake_slurm: Fa
     _running(sweep)
     sweep.beat(step=1, age_s=90)
     assert _one(sweep).age_s == pytest.approx(90, abs=30)
-
-
-def test_gpu_hours_are_counted_up_to_the_last_sign_of_life(tmp_path: Path, fake_slurm: FakeSlurm) -> None:
-    sweep = SweepOnDisk(tmp_path / "runs" / "gpus", [make_spec("cluster=slurm", "hardware=gpu_x8")])
-    sweep.submit(age_s=200_000)
-    fake_slurm.answer("squeue", "")
-    fake_slurm.answer("sacct", "500_0|NODE_FAIL|1:0|n7\n")
-    sweep.start(age_s=7200)
-    sweep.end(state=S.REQUEUED, cause="x", age_s=3600)  # one hour
-    assert gpu_hours(_one(sweep)) == pytest.approx(8.0, abs=0.1)
-    sweep.start(attempt=1, age_s=3600)
-    sweep.beat(attempt=1, step=3, age_s=1800)  # half an hour, then its node died without a word
-    assert _one(sweep).state is S.NODE_FAIL
-    assert gpu_hours(_one(sweep)) == pytest.approx(12.0, abs=0.2)
-    sweep.start(attempt=2, age_s=900)
-    sweep.beat(attempt=2, step=4, age_s=0)  # a quarter so far; the dead attempt's time ended at the latest then
-    assert gpu_hours(_one(sweep)) <= 8.0 + 8 * (3600 - 900) / 3600 + 2.0 + 0.2
 
 
 # --- on this machine ---
