@@ -458,7 +458,7 @@ def test_a_slot_without_the_service_that_it_must_have_fails_and_its_runs_say_why
     assert run.cause is not None
     assert re.fullmatch(
         r"slot pool-\w+_0 of its pool failed: pool\.mps=on: \S+ cannot give its runs NVIDIA's Multi-Process Service: "
-        r"there is no nvidia-cuda-mps-control on PATH\. Use pool\.mps=auto, .*", run.cause,
+        r"there is no nvidia-cuda-mps-control on PATH\. Use pool\.mps=auto \(.*", run.cause,
     )  # fmt: skip
     assert slot_failure(sweep.paths, pool) == run.cause
     other = PoolStatus(submission=pool, at_work=("pool-1_1",), failure=run.cause)
