@@ -22,6 +22,7 @@ from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.operate.results import kept_by
 from hpc_trainer.operate.show import SweepColumns
 from hpc_trainer.record.files import write_atomic
+from hpc_trainer.record.holds import read_hold
 from hpc_trainer.record.journal import read_result
 from hpc_trainer.record.known_ends import read_ends, read_finished
 from hpc_trainer.record.layout import SweepPaths
@@ -165,6 +166,8 @@ def states_by_files(sweep: SweepPaths, ledger: Ledger, specs: Mapping[str, RunSp
     finished, removed = read_finished(sweep), read_removed(sweep, listed, Faults())
     ends = read_ends(sweep, Faults())
     jobs = {submission.job_id for submission in ledger.submissions if submission.job_id is not None}
+    hold = read_hold(sweep.hold, Faults()) if sweep.hold.name in listed else None
+    held = None if hold is None else hold.words
     counts: Counter[str] = Counter()
     for run_id in specs:
         latest = submissions.get(run_id)
@@ -177,7 +180,7 @@ def states_by_files(sweep: SweepPaths, ledger: Ledger, specs: Mapping[str, RunSp
             counts[RunState.NEW.value] += 1
         else:
             folder = read_folder(
-                sweep.run(run_id), latest, ledger.waiting.get(run_id), jobs, rivals=rivals.get(run_id, ())
+                sweep.run(run_id), latest, ledger.waiting.get(run_id), jobs, rivals=rivals.get(run_id, ()), held=held
             )
             state = decide(folder, SchedulerView(None, None))[0]
             end = ends.get(folder.job_key)

@@ -19,10 +19,12 @@ from hpc_trainer.operate.find import find_sweep, list_sweeps, select
 from hpc_trainer.operate.results import result_table
 from hpc_trainer.operate.show import sweep_lines
 from hpc_trainer.record import chain
+from hpc_trainer.record.holds import write_hold
 from hpc_trainer.record.known_runs import known_by_files
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import read_status
+from hpc_trainer.record.submissions import write_waiting
 from hpc_trainer.tidy.cleaning import Needs, check_not_needed, remove_runs
 from hpc_trainer.tidy.labels import at_rest, change_note, change_tags, read_labels, rename_sweep
 from hpc_trainer.tidy.walk import best_of, size_of, size_words, sizes_of_sweep
@@ -357,3 +359,12 @@ def test_the_best_metric_follows_best_mode(tmp_path: Path, fake_slurm: FakeSlurm
         assert table.sorted_by(metric).rows[0][metric] == best, name
         (step,) = {row[f"{metric}.best_step"] for row in table.rows}
         assert step == (2 if mode == "max" else 1), name
+
+
+def test_sweeps_knows_held_runs_by_the_marker_of_the_sweep(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    write_waiting(sweep.paths, [spec.run_id for spec in sweep.specs], "no room", None)
+    assert sweep_lines(sweep.paths.folder.parent, seconds=5.0)[0].more["states"] == {"COMPLETED": 2, "PENDING": 1}
+    write_hold(sweep.paths.hold, "a reason")
+    (line,) = sweep_lines(sweep.paths.folder.parent, seconds=5.0)
+    assert line.more["states"] == {"COMPLETED": 2, "HELD": 1}
+    assert [fake_slurm.calls(name) for name in ("squeue", "sacct", "scontrol")] == [[], [], []]
