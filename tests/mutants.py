@@ -75,16 +75,9 @@ _COPIED = ("hpc_trainer", "tests", "conf", "jobs", "docs", "pyproject.toml", "RE
 _STATE = [
     f"record/test_{name}.py"
     for name in (
-        "run_state",
-        "status",
-        "slurm_answers",
-        "newer_lives",
-        "lag",
-        "ownership",
-        "known_ends",
-        "nothing_to_ask",
+        "run_state", "status", "slurm_answers", "newer_lives", "lag", "ownership", "known_ends", "nothing_to_ask",
     )
-]
+]  # fmt: skip
 _LOST = ["api/test_jobs_without_files.py", "api/test_lost_lines.py", "api/test_lost_intents.py"]
 _FROZEN = [f"launch/frozen_code/test_{name}.py" for name in ("owners", "snapshot", "frozen_worker")]
 _RULES = ["observe/advice/test_rules.py", "observe/advice/test_gpu_faults.py"]
