@@ -98,11 +98,19 @@ class Tab:
         return result["result"].get("value")
 
     def wait(self, condition: str) -> None:
-        """Wait until an expression is true."""
+        """Wait until an expression is true, also over a reload of the page."""
         end = time.monotonic() + PATIENCE_S
-        while not self.js(f"Boolean({condition})"):
+        while not self._is_true(condition):
             assert time.monotonic() < end, (condition, self.console)
             time.sleep(0.2)
+
+    def _is_true(self, condition: str) -> bool:
+        try:
+            return bool(self.js(f"Boolean({condition})"))
+        except AssertionError as error:
+            if "navigated" not in str(error):  # the page was left while it evaluated the expression
+                raise
+            return False
 
     def press(self, key: str, code: str, number: int, text: str = "") -> None:
         for kind in ("keyDown", "keyUp"):

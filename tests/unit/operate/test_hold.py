@@ -99,7 +99,7 @@ def test_the_commands_say_what_there_was_to_hold_and_to_release(
     assert capsys.readouterr().out.startswith("Nothing to release: no run of sweep is held.\n")
     run_hold(*words, save=False, as_json=False)
     assert capsys.readouterr().out.splitlines() == [
-        "Nothing of sweep waits; 1 at work continue (--save holds them too), and none of them restarts.",
+        "Held sweep, of which no run waits; 1 at work continue (--save holds them too), and none of them restarts.",
         "Next: hpc-trainer release sweep",
     ]
     assert sweep.paths.hold.exists(), "a preemption may put back the run at work, and a search draws no further trial"

@@ -28,6 +28,7 @@ SET: dict[str, Any] = {
     "prune.method": "unstructured", "qat.to": "int8", "train.lora.rank": 2, "augment.randaugment_ops": 2,
     "augment.mixup_alpha": 0.2, "augment.cutmix_alpha": 0.2, "replay.share": 0.2, "hardware.gpus_per_node": 1,
     "notify.command": "true", "notify.webhook_env": "HOOK", "search.sampler": "tpe", "pool.jobs": 2,
+    "pool.per_gpu": 2,
     "after.runs": ["a"],
     "cluster.environment.conda": "train", "cluster.environment.container": Container.apptainer,
 }  # fmt: skip
