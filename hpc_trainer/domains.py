@@ -36,6 +36,7 @@ HOOKS = {
     "ends": "function that is called at the end of a run that nothing restarts by itself (worker/line.py, `tell_end`)",
     "run_sources": "function that returns the `RunSource` of a pool, or None (worker/slot.py)",
     "search_ends": "function of a sweep: number of its trials by state, {} if some are left; None without a search",
+    "search_goals": "function of a sweep: the `Goal` of its search (record/chain.py); None without a search",
     "best_of": "function of a sweep that returns the `BestRun` of its search (operate/results.py; api.py)",
     "submits": "function of a sweep and the runs that are about to be submitted, with its lock held (launch/grids.py)",
     "warnings": "problem of a running run, as one line for `status` (record/run_status.py)",

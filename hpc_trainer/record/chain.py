@@ -108,13 +108,13 @@ def told(stands: Sequence[Stand]) -> str:
 # Names, as users type them.
 
 
-def find_awaited(text: str, runs_dir: Path, key: str = "after") -> Awaited:
+def find_awaited(text: str, runs_dir: Path, key: str = "after=") -> Awaited:
     """Return the sweep or run named by SWEEP, SWEEP/RUN or a folder; a run by its id, or the beginning or end of it.
 
     Args:
         text: the name.
         runs_dir: folder of sweeps.
-        key: key to name in a message.
+        key: what the user typed before `text`, for messages.
 
     Raises:
         ConfigError: there is no such sweep or run, the name fits several runs, or the sweep is another user's.
@@ -123,7 +123,7 @@ def find_awaited(text: str, runs_dir: Path, key: str = "after") -> Awaited:
     sweep_name, _, run = text.partition("/")
     if sweep_name in planned.later:
         earlier = f"earlier stages only: {', '.join(planned.names)}" if planned.names else "earlier stages only"
-        raise ConfigError(f"{key}={text}: a stage follows {earlier}. Change the order of the stages, or the name.")
+        raise ConfigError(f"{key}{text}: a stage follows {earlier}. Change the order of the stages, or the name.")
     folder = sweep_folder(runs_dir, planned.names.get(sweep_name, sweep_name))
     if text.startswith(("/", "~", "./", "../")):
         place = Path(text).expanduser().absolute()
@@ -139,9 +139,9 @@ def find_awaited(text: str, runs_dir: Path, key: str = "after") -> Awaited:
         return Awaited(folder, fitting[0])
     names = ", ".join((fitting or list(specs))[:_NAMES_SHOWN])
     if fitting:
-        raise ConfigError(f"{key}={text} may be {names}. Write more of the id.")
+        raise ConfigError(f"{key}{text} may be {names}. Write more of the id.")
     raise ConfigError(
-        f"{key}={text}: no run of {folder.name} is named {run}. {did_you_mean(run, specs)}Its runs: {names or 'none'}."
+        f"{key}{text}: no run of {folder.name} is named {run}. {did_you_mean(run, specs)}Its runs: {names or 'none'}."
     )
 
 
@@ -159,22 +159,22 @@ def _check_sweep(text: str, folder: Path, key: str) -> None:
             names = [*planned.names, *names]
         there = f"Sweeps there: {', '.join(sorted(names)[:_NAMES_SHOWN])}." if names else "There is none yet."
         raise ConfigError(
-            f"{key}={text}: there is no sweep {folder.name} in {folder.parent}. "
+            f"{key}{text}: there is no sweep {folder.name} in {folder.parent}. "
             f"{did_you_mean(folder.name, names)}{there} Submit it first, or name the folder of a sweep elsewhere."
         )
     try:
         owner = folder.stat().st_uid
     except OSError as error:
-        raise ConfigError(f"{key}={text}: {folder} cannot be read: {error}.") from error
+        raise ConfigError(f"{key}{text}: {folder} cannot be read: {error}.") from error
     if owner not in (os.getuid(), 0):
         raise ConfigError(
-            f"{key}={text}: the sweep {folder} is another user's (uid {owner}), who may change or delete it while runs "
+            f"{key}{text}: the sweep {folder} is another user's (uid {owner}), who may change or delete it while runs "
             "wait. Follow a sweep of your own; weights of others are taken by init_from=FOLDER once they are complete."
         )
     try:
         known_by_files(SweepPaths(folder))
     except (UntrustedFileError, OSError) as error:
-        raise ConfigError(f"{key}={text}: {error}") from error
+        raise ConfigError(f"{key}{text}: {error}") from error
 
 
 def _folders(runs_dir: Path) -> list[Path]:
@@ -305,11 +305,33 @@ def _job_of(run: RunStatus) -> str | None:
     return pool.job_id
 
 
-def metric_of(specs: Iterable[RunSpec]) -> str | None:
-    """Return the metric by which the best of these runs is chosen; None if it is not known before they end.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """Goal of the search of a sweep: its metric, the direction, and the runs of which all trials are variants."""
 
-    It is `checkpoint.keep_best` of the runs, else a metric of their task, as `results` chooses.
+    metric: str
+    is_max: bool
+    bases: tuple[RunSpec, ...]
+
+
+def goal_of(folder: Path) -> Goal | None:
+    """Return the goal of a sweep's search; None if the sweep is no search, or if its search cannot be read."""
+    for find in contributions("search_goals"):
+        with contextlib.suppress(HpcTrainerError):
+            goal: Goal | None = find(SweepPaths(folder))
+            return goal
+    return None
+
+
+def metric_of(folder: Path, specs: Iterable[RunSpec]) -> str | None:
+    """Return the metric by which the best run of a sweep is chosen; None if it is not known before the runs end.
+
+    It is the metric of the sweep's search, else `checkpoint.keep_best` of the runs, else a metric of their task, as
+    `results` chooses.
     """
+    goal = goal_of(folder)
+    if goal is not None:
+        return goal.metric
     for spec in specs:
         if spec.is_lost:
             continue
@@ -334,10 +356,14 @@ def best_of(folder: Path) -> tuple[RunStatus, str]:
 
 def _best(done: Sequence[RunStatus], folder: Path) -> tuple[RunStatus, str]:
     kept = kept_best(done[0].spec.config["checkpoint"] if done else {})
-    metric = metric_of(run.spec for run in done) or compared_by(kept, {name for run in done for name in run.metrics})
+    metric = metric_of(folder, (run.spec for run in done)) or compared_by(
+        kept, {name for run in done for name in run.metrics}
+    )
     if metric is None:
         raise ConfigError(f"no complete run of {folder} has a metric by which the best is known. Name a run.")
-    sign = -1.0 if is_best_small(kept, metric) else 1.0
+    goal = goal_of(folder)
+    is_small = is_best_small(kept, metric) if goal is None else not goal.is_max
+    sign = -1.0 if is_small else 1.0
     scores = [(sign * float(run.metrics[metric]), run) for run in done if is_finite(run.metrics.get(metric))]
     if not scores:
         raise ConfigError(f"no complete run of {folder} has a finite {metric}. Name a run.")

@@ -16,6 +16,7 @@ CONTRIBUTES = {
     "verbs": ("hpc_trainer.search.verbs:verbs",),
     "grid_kinds": ("hpc_trainer.search.commands:KIND",),
     "search_ends": ("hpc_trainer.search.next_run:states_at_end",),
+    "search_goals": ("hpc_trainer.search.folder:goal_of",),
     "run_sources": ("hpc_trainer.search.pool_runs:make",),
     "best_of": ("hpc_trainer.search.commands:best_of",),
     "sweep_lines": ("hpc_trainer.search.verbs:LINES",),

@@ -23,6 +23,7 @@ from hpc_trainer.config.program import program_name
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.train import FailedTrial, SearchConfig
 from hpc_trainer.errors import ConfigError, RunStateError
+from hpc_trainer.record.chain import Goal
 from hpc_trainer.record.files import write_atomic
 from hpc_trainer.record.journal import Journal, read_result
 from hpc_trainer.record.layout import RunPaths, SweepPaths
@@ -201,6 +202,19 @@ def read_search(paths: SweepPaths) -> Search | None:
         raise RunStateError(
             f"{paths.search} cannot be read ({error}). The same `hpc-trainer submit` command writes it anew."
         ) from error
+
+
+def goal_of(paths: SweepPaths) -> Goal | None:
+    """Return the goal of a sweep's search (hook `search_goals`); None without a search.
+
+    Raises:
+        RunStateError: search.json is damaged, or of a newer version.
+    """
+    search = read_search(paths)
+    if search is None:
+        return None
+    bases = tuple(base.spec for base in search.bases)
+    return Goal(metric=search.settings.metric, is_max=search.is_max, bases=bases)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -103,18 +103,20 @@ def _as_awaited(config: InitFromConfig, runs_dir: Path) -> InitFromConfig | None
     named = str(config.path)
     is_best = named.startswith(chain.BEST)
     if is_best:
-        awaited = chain.find_awaited(named.removeprefix(chain.BEST), runs_dir, f"init_from={chain.BEST[:-1]}")
+        awaited = chain.find_awaited(named.removeprefix(chain.BEST), runs_dir, f"init_from={chain.BEST}")
         if awaited.run_id is not None:
             raise ConfigError(f"init_from={named} is one run. Use init_from={awaited.text(runs_dir)}.")
         specs = chain.specs_of(awaited.folder)
-        metric = chain.metric_of(specs.values())
+        metric, goal = chain.metric_of(awaited.folder, specs.values()), chain.goal_of(awaited.folder)
         if metric is None:
             raise ConfigError(
                 f"init_from={named}: which run of {awaited.folder.name} is the best is not known, because its runs "
                 "set no checkpoint.keep_best, and have no eval_accuracy or eval_loss of the shared loop. Name a run: "
                 f"init_from={awaited.folder.name}/{next(iter(specs), 'RUN')}."
             )
-        awaits = chain.digest_of(f"best by {metric}, {config.checkpoint.value}", specs.values())
+        # The trials of a search are drawn one after the other, and must not change the id of what follows them.
+        known = specs.values() if goal is None else goal.bases
+        awaits = chain.digest_of(f"best by {metric}, {config.checkpoint.value}", known)
     else:
         unfinished = _unfinished_run(named, runs_dir)
         if unfinished is None:
@@ -146,7 +148,7 @@ def _unfinished_run(named: str, runs_dir: Path) -> chain.Awaited | None:
             if len(matches) > 1:
                 return None  # `_find` lists them
     try:
-        awaited = chain.find_awaited(place, runs_dir, "init_from")
+        awaited = chain.find_awaited(place, runs_dir, "init_from=")
     except ConfigError:
         return None  # `_find` says what is wrong
     if awaited.run_id is None:
@@ -175,12 +177,12 @@ def resolve_awaited(config: InitFromConfig, runs_dir: Path) -> tuple[InitFromCon
     named = str(config.path)
     facts: dict[str, Any] = {}
     if named.startswith(chain.BEST):
-        sweep = chain.find_awaited(named.removeprefix(chain.BEST), runs_dir, "init_from=best")
+        sweep = chain.find_awaited(named.removeprefix(chain.BEST), runs_dir, f"init_from={chain.BEST}")
         best, metric = chain.best_of(sweep.folder)
         run = sweep.sweep.run(best.run_id)
         facts = {"best_by": metric, "value": best.metrics[metric]}
     else:
-        awaited = chain.find_awaited(named, runs_dir, "init_from")
+        awaited = chain.find_awaited(named, runs_dir, "init_from=")
         run = awaited.sweep.run(str(awaited.run_id))
     resolved_config = _as_there(dataclasses.replace(config, path=str(run.folder)), runs_dir)
     return resolved_config, {

@@ -46,7 +46,7 @@ def _awaited_origin(source: str, runs_dir: str | None) -> str:
             f"replay: init_from={source} may be any run of that sweep, so its data are not known before. {_BY_HAND}."
         )
     folder = (Path(runs_dir).expanduser() if runs_dir else default_runs_dir()).absolute()
-    awaited = chain.find_awaited(source, folder, "init_from")
+    awaited = chain.find_awaited(source, folder, "init_from=")
     return str(awaited.sweep.run(str(awaited.run_id)).checkpoints / "step")
 
 

@@ -95,6 +95,7 @@ def test_one_command_submits_all_and_one_cancels_all(
         ),
         ("\n    - name: pretrain\n", "", ("pretain:seed=1",), "Did you mean pretrain?"),
         ("\n    - name: a\n      overrides: [optim.lr=x]\n", "", (), "stage a: "),
+        ("\n    - name: a\n      overrides: [search=random]\n", "", (), "stage a: a stage cannot be a search."),
     ],
 )
 def test_wrong_stages_are_refused(

@@ -11,8 +11,9 @@ import pytest
 from hpc_trainer.cli.grid_verbs import run_release
 from hpc_trainer.cli.run_verbs import run_cancel, run_hold, run_status
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.launch.freeze import freeze_grid
 from hpc_trainer.launch.searches import slots_at_work
-from hpc_trainer.record.chain import Awaited, Stand, look_at
+from hpc_trainer.record.chain import Awaited, Stand, best_of, look_at, metric_of
 from hpc_trainer.record.files import make_folder
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.processes import process_name
@@ -209,3 +210,29 @@ def test_what_follows_a_search_waits_until_it_is_over_and_not_for_trials_that_st
     assert disk.next() is None
     assert look_at(follows) == []
     assert read_status(disk.paths).counts == {"COMPLETED": 1, "PAUSED": 1}
+
+
+def test_the_best_of_a_search_is_chosen_by_its_metric_and_known_before_a_trial_is_drawn(tmp_path: Path) -> None:
+    disk = SearchOnDisk(tmp_path, "search=random", "search.metric=eval_loss", "search.trials=2")
+    assert metric_of(disk.paths.folder, []) == "eval_loss"
+    for loss, accuracy in ((0.3, 0.8), (0.4, 0.9)):  # runs of the shared loop are compared by eval_accuracy otherwise
+        chosen = disk.next()
+        assert chosen is not None
+        disk.completes(chosen.spec.run_id, loss, eval_accuracy=accuracy)
+    best, metric = best_of(disk.paths.folder)
+    assert (metric, best.metrics["eval_loss"]) == ("eval_loss", 0.3)
+
+
+def test_what_starts_from_the_best_of_a_search_has_one_id_before_and_after_draws(tmp_path: Path) -> None:
+    disk = SearchOnDisk(tmp_path, "search=random", "search.metric=eval_loss", "search.trials=2")
+    words = ["experiment=digits", "sweep_name=follower", f"paths.runs_dir={tmp_path}", "init_from=best:search"]
+    with pytest.raises(ConfigError, match="init_from=best:search: there is no sweep search"):
+        freeze_grid(words)
+    _pool(disk, "vm:1:1.0")
+    before = freeze_grid(words).specs[0].run_id
+    chosen = disk.next()
+    assert chosen is not None
+    disk.begins(chosen.spec.run_id)
+    assert freeze_grid(words).specs[0].run_id == before
+    _raise_trials(disk, 5)
+    assert freeze_grid(words).specs[0].run_id == before
