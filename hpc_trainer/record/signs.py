@@ -64,6 +64,10 @@ _LESS_GPU_MEMORY = (
 )
 _OWN_CODE = "fix the code or its input, then: hpc-trainer retry {run}"
 
+_DATA_WORKER, _PEER_LOST = "data_worker", "peer_lost"
+_READS_DATA = "/torch/utils/data/"
+"""In a frame of a traceback: the program waited for a worker of torch's DataLoader."""
+
 # A line is compared with the signs in this order. The first group may be empty.
 SIGNS = (
     # The GPU, its driver, and what it says of a program.
@@ -188,7 +192,15 @@ SIGNS = (
         "in $WORLD_SIZE",
     ),
     _sign(
-        "peer_lost",
+        _DATA_WORKER,
+        r"DataLoader worker \(pid.* exited unexpectedly",
+        "a process that reads data for the program (num_workers) ended, most likely because it was killed as the "
+        "memory was full, or by an error in compiled code",
+        _MORE_MEMORY,
+        "fewer data workers; num_workers=0 shows an error of the code that reads data",
+    ),
+    _sign(
+        _PEER_LOST,
         r"ncclRemoteError|Connection closed by peer|Connection reset by peer|remote process exited|Broken pipe",
         "another process broke the connection: usually because it had failed first",
         "{logs}: which rank failed first, and why?",
@@ -464,6 +476,9 @@ def sign_of(lines: Iterable[str]) -> Sign | None:
     """
     lines = [*lines]
     sign = next(_signs_in(_telling(lines), lines), None)
+    if sign is not None and sign.name == _PEER_LOST and any(_READS_DATA in line for line in lines):
+        worker = next(each for each in SIGNS if each.name == _DATA_WORKER)
+        return replace(worker, matched=sign.matched, line=sign.line)
     if sign is not None and _ABORTED.search(sign.line):
         reasons = _signs_in(_before_abort(lines), lines)
         return next((reason for reason in reasons if reason.name != sign.name), sign)

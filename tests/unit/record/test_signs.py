@@ -48,6 +48,13 @@ _ABORTED = "the program ended with SIGABRT: python train.py"
         (["x" * (500 - len(FAULT)) + FAULT], "gpu_ecc"),
         (["x" * (501 - len(FAULT)) + FAULT], None),  # a line is read so far
         ([f"  {ECC}"], "gpu_ecc"),
+        # torch's DataLoader: a worker that was killed, and what a rank that was reading from it then prints.
+        (["RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed."], "host_memory"),
+        (["RuntimeError: DataLoader worker (pid(s) 7, 8) exited unexpectedly"], "data_worker"),
+        (["Traceback (most recent call last):", '  File "/x/torch/utils/data/dataloader.py", line 1, in _try_get_data',
+          "ConnectionResetError: [Errno 104] Connection reset by peer"], "data_worker"),
+        (["Traceback (most recent call last):", '  File "/x/own.py", line 1, in read',
+          "ConnectionResetError: [Errno 104] Connection reset by peer"], "peer_lost"),
         # A program that aborted says why just above, and hpc_trainer's own line about the signal does not hide it.
         ([*_CPP, "  what():  std::bad_alloc", _ABORTED], "host_memory"),
         ([*_CPP, "  what():  CUDA error: an illegal memory access", "frame #0: f", _ABORTED], "gpu_access"),
