@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import html
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,7 +24,7 @@ from hpc_trainer.launch.hydra_app import freeze_app, read_app
 from hpc_trainer.launch.plan import SweepPlan
 from hpc_trainer.launch.searches import await_slots, search_kind
 from hpc_trainer.operate.control import cancel_runs, is_whole_sweep
-from hpc_trainer.operate.find import check_one_each, configured_runs_dir, find_sweep, in_one_sweep, select
+from hpc_trainer.operate.find import check_one_each, configured_runs_dir, find_sweep, names_runs, select
 from hpc_trainer.operate.formats import frame, has_pandas, html_text
 from hpc_trainer.operate.results import BestRun, ResultTable, named_apart, result_table
 from hpc_trainer.operate.show import COUNT_S, SweepColumns, SweepLine, find_run, sweep_lines
@@ -207,8 +206,7 @@ class Rows(list[T]):
 def _cells_of(line: SweepLine) -> dict[str, Any]:
     """Return a sweep's line as `sweeps` of the command line shows it, without its command."""
     contributed: Sequence[SweepColumns] = contributions("sweep_columns")
-    submitted = time.strftime("%Y-%m-%d %H:%M", time.localtime(line.time)) if line.time else "-"
-    cells = {"sweep": line.name, "runs": line.num_runs, "submitted": submitted, "by": line.executor}
+    cells = {"sweep": line.name, "runs": line.num_runs, "submitted": line.submitted, "by": line.executor}
     for columns in contributed:
         cells.update(zip(map(str.lower, columns.headings), columns.cells(line.more), strict=True))
     return cells
@@ -379,8 +377,7 @@ def cancel(*names: str, sweep: str | None = None, save: bool = False, runs_dir: 
         raise RunStateError("cancel needs the name of a sweep or of a run: it cannot be undone.")
     sweep_status, run_ids = select(_folder(runs_dir), list(names), sweep)
     check_one_each(sweep_status, list(names), sweep)
-    names_runs = bool(in_one_sweep(sweep_status.sweep.folder.parent, names, sweep)[0])
-    is_whole = is_whole_sweep(sweep_status, run_ids, names_runs=names_runs)
+    is_whole = is_whole_sweep(sweep_status, run_ids, names_runs=names_runs(sweep_status.sweep, names, sweep))
     return cancel_runs(sweep_status, sweep_status.open_among(run_ids), save=save, is_whole=is_whole)
 
 

@@ -268,8 +268,7 @@ def run_release(names: Sequence[str], sweep: str | None, runs_dir: Path | None, 
         say(f"{name} is not held any more; none of its runs was waiting.")
     else:
         say(f"Nothing to release: no run of {name} is held.")
-    is_search = any(submission.source is not None for submission in status.ledger.submissions)
-    if is_whole and status.hold is not None and is_search and not status.pools:
+    if is_whole and status.hold is not None and status.ledger.is_search and not status.pools:
         say("No slot of the search is left: the same `hpc-trainer submit` starts new ones.")
     if again is not None:
         print_submitted(again)

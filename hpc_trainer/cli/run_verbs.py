@@ -39,7 +39,7 @@ from hpc_trainer.operate.find import (
     configured_runs_dir,
     elsewhere_too,
     find_sweep,
-    in_one_sweep,
+    names_runs,
     select,
 )
 from hpc_trainer.operate.logs import follow_logs, log_files, read_logs
@@ -392,8 +392,7 @@ def run_cancel(
     warn(status)
     tell_notes([note] if (note := elsewhere_too(status, run_ids, names, sweep)) else ())
     run_ids = where_holds(status, run_ids, where)
-    names_runs = bool(in_one_sweep(status.sweep.folder.parent, names, sweep)[0])
-    is_whole = where is None and is_whole_sweep(status, run_ids, names_runs=names_runs)
+    is_whole = where is None and is_whole_sweep(status, run_ids, names_runs=names_runs(status.sweep, names, sweep))
     cancelled = cancel_runs(status, status.open_among(run_ids), save=save, is_whole=is_whole)
     if as_json:
         print_json({"sweep": status.sweep.name, "cancelled": cancelled})
@@ -456,8 +455,7 @@ def select_to_hold(
     check_one_each(status, names, sweep)
     warn(status)
     tell_notes([note] if (note := elsewhere_too(status, run_ids, names, sweep)) else ())
-    runs_named = in_one_sweep(status.sweep.folder.parent, names, sweep)[0]
-    return status, run_ids, not runs_named
+    return status, run_ids, not names_runs(status.sweep, names, sweep)
 
 
 def _cancel_stages(name: str, stages: Sequence[SweepPaths], *, save: bool, as_json: bool) -> None:

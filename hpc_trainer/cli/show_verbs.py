@@ -112,9 +112,7 @@ def run_sweeps(runs_dir: Path | None, *, tag: str | None, sizes: bool, as_json: 
          "COMMAND"],
         [
             [
-                line.name, str(line.num_runs),
-                time.strftime("%Y-%m-%d %H:%M", time.localtime(line.time)) if line.time else "-",
-                _age(line.time), line.executor,
+                line.name, str(line.num_runs), line.submitted, _age(line.time), line.executor,
                 *(cell for columns in contributed for cell in columns.cells(line.more)),
                 _cut(shlex.join(line.command)) or "-",
             ]

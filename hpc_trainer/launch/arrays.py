@@ -68,7 +68,7 @@ class ActiveArray:
     parallelism: int
     num_active: int
     choice: int | None = None
-    """As in `ArrayPlan`."""
+    """Item of the runs' list of hardware, as `ArrayPlan.choice`; None for runs without a list."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

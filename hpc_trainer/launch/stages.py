@@ -19,11 +19,11 @@ from hpc_trainer.config.compose.grid import read_stages
 from hpc_trainer.config.compose.overrides import in_full
 from hpc_trainer.config.compose.own_files import config_dirs_of
 from hpc_trainer.config.schema.train import SweepConfig, SweepStage
-from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError, did_you_mean
 from hpc_trainer.launch.freeze import Grid, freeze_grid
 from hpc_trainer.launch.grids import Submitted, plan_grid, submit_grid
 from hpc_trainer.launch.plan import SweepPlan
+from hpc_trainer.launch.searches import search_kind
 from hpc_trainer.record.chain import PLANNED, Planned, awaited_of, write_chain
 
 _OF_STAGE = re.compile(r"([A-Za-z0-9_-]+):(.+)", re.DOTALL)
@@ -85,7 +85,7 @@ def freeze_chain(
         with _planning(planned):
             try:
                 line = _line_of(stage, [*shared, *words[stage.name]], name)
-                if any(kind.takes(line) for kind in contributions("grid_kinds")):
+                if search_kind(line) is not None:
                     raise ConfigError(
                         "a stage cannot be a search. Submit the search first, and leave it out of the stages; a stage "
                         "may follow it, with init_from=best:SWEEP or after=SWEEP."

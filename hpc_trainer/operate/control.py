@@ -62,8 +62,7 @@ def is_whole_sweep(status: SweepStatus, run_ids: Sequence[str], *, names_runs: b
 
     All runs of a search, given by their names, are not the search, because its slots draw more.
     """
-    is_search = any(submission.source is not None for submission in status.ledger.submissions)
-    return len(run_ids) == len(status.specs) and not (is_search and names_runs)
+    return len(run_ids) == len(status.specs) and not (status.ledger.is_search and names_runs)
 
 
 def _cancel_here(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool, is_whole: bool) -> list[str]:

@@ -196,6 +196,11 @@ def in_one_sweep(runs_dir: Path, names: Sequence[str], sweep: str | None) -> tup
     return [run for _, _, run in pairs], sweeps.pop()
 
 
+def names_runs(sweep: SweepPaths, names: Sequence[str], within: str | None = None) -> bool:
+    """Return True if the names given to `select` mean runs, even if these are all runs of the sweep."""
+    return bool(in_one_sweep(sweep.folder.parent, names, within)[0])
+
+
 def elsewhere_too(status: SweepStatus, run_ids: Iterable[str], names: Sequence[str], sweep: str | None) -> str | None:
     """Return a remark if other sweeps have runs of these ids and the names do not say which sweep; else None."""
     names, sweep = in_one_sweep(status.sweep.folder.parent, names, sweep)

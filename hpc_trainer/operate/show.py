@@ -166,6 +166,11 @@ class SweepLine:
     more: dict[str, Any]
     """Values that domains contribute, by name (`SweepColumns.of`)."""
 
+    @property
+    def submitted(self) -> str:
+        """Day and time of the latest submit, by this machine's clock; `-` if it is not known."""
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(self.time)) if self.time else "-"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepColumns:

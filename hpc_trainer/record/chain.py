@@ -270,7 +270,7 @@ def _stands(folder: Path, run_ids: Collection[str] | None) -> Iterator[Stand]:
         yield Stand(folder.name, RunState.GONE)
         return
     planned_anew = PLANNED.get().sweeps.get(folder, {})
-    is_search = run_ids is None and any(submission.source is not None for submission in status.ledger.submissions)
+    is_search = run_ids is None and status.ledger.is_search
     if is_search:
         yield from _search_stand(status)
     for run_id in status.specs if run_ids is None else sorted(run_ids):
@@ -315,21 +315,21 @@ class Goal:
 
 
 def goal_of(folder: Path) -> Goal | None:
-    """Return the goal of a sweep's search; None if the sweep is no search, or if its search cannot be read."""
-    for find in contributions("search_goals"):
-        with contextlib.suppress(HpcTrainerError):
-            goal: Goal | None = find(SweepPaths(folder))
-            return goal
-    return None
+    """Return the goal of a sweep's search; None if the sweep is no search.
+
+    Raises:
+        RunStateError: the search cannot be read.
+    """
+    goals: Iterator[Goal | None] = (find(SweepPaths(folder)) for find in contributions("search_goals"))
+    return next((goal for goal in goals if goal is not None), None)
 
 
-def metric_of(folder: Path, specs: Iterable[RunSpec]) -> str | None:
+def metric_of(specs: Iterable[RunSpec], goal: Goal | None) -> str | None:
     """Return the metric by which the best run of a sweep is chosen; None if it is not known before the runs end.
 
     It is the metric of the sweep's search, else `checkpoint.keep_best` of the runs, else a metric of their task, as
     `results` chooses.
     """
-    goal = goal_of(folder)
     if goal is not None:
         return goal.metric
     for spec in specs:
@@ -356,12 +356,11 @@ def best_of(folder: Path) -> tuple[RunStatus, str]:
 
 def _best(done: Sequence[RunStatus], folder: Path) -> tuple[RunStatus, str]:
     kept = kept_best(done[0].spec.config["checkpoint"] if done else {})
-    metric = metric_of(folder, (run.spec for run in done)) or compared_by(
-        kept, {name for run in done for name in run.metrics}
-    )
+    goal = goal_of(folder)
+    known = {name for run in done for name in run.metrics}
+    metric = metric_of((run.spec for run in done), goal) or compared_by(kept, known)
     if metric is None:
         raise ConfigError(f"no complete run of {folder} has a metric by which the best is known. Name a run.")
-    goal = goal_of(folder)
     is_small = is_best_small(kept, metric) if goal is None else not goal.is_max
     sign = -1.0 if is_small else 1.0
     scores = [(sign * float(run.metrics[metric]), run) for run in done if is_finite(run.metrics.get(metric))]

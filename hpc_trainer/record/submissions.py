@@ -195,6 +195,11 @@ class Ledger:
     """Reason why the file, or its rest, could not be read just now (`may_fail`); the unread part may hold anything."""
 
     @property
+    def is_search(self) -> bool:
+        """True if slots of a pool draw runs that no submission lists."""
+        return any(submission.source is not None for submission in self.submissions)
+
+    @property
     def unsettled(self) -> list[Submission]:
         """Intents without an answer from the scheduler."""
         return [submission for submission in (*self.submissions, *self.top_ups) if submission.job_id is None]

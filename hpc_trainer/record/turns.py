@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_trainer.record.files import OwnLines, claim, make_folder, to_json
-from hpc_trainer.record.journal import Journal
+from hpc_trainer.record.journal import Attempt, Journal
 from hpc_trainer.record.layout import RunPaths, SweepPaths
 from hpc_trainer.record.processes import is_alive
 from hpc_trainer.record.reading import (
@@ -123,38 +123,35 @@ def living_slots(sweep: SweepPaths, pool: Submission) -> list[str]:
 
     A search whose slots have not begun has the process that starts them.
     """
-    slots = [process for process in _unended_slots(sweep, pool) if is_alive(process)]
-    is_young = pool.source is not None and not slots and not _has_begun(sweep, pool)
-    return [pool.job_id] if is_young and pool.job_id is not None and is_alive(pool.job_id) else slots
+    begun = [last for _, last in _slots(sweep, pool) if last is not None]
+    is_young = pool.source is not None and not begun
+    if is_young and pool.job_id is not None and is_alive(pool.job_id):
+        return [pool.job_id]
+    return [last.process for last in begun if not last.has_ended and is_alive(last.process)]
 
 
 def may_have_slots(sweep: SweepPaths, pool: Submission) -> bool:
     """Return True unless the files of all slots of a pool say that they ended, or were cancelled."""
-    for element in range(pool.slots):
-        slot = slot_folder(sweep, pool.uuid, element)
-        attempts = Journal(slot).read(Faults())
-        has_ended = bool(attempts) and attempts[-1].has_ended and attempts[-1].state is RunState.COMPLETED
+    for slot, last in _slots(sweep, pool):
+        has_ended = last is not None and last.has_ended and last.state is RunState.COMPLETED
         if not has_ended and not is_there(slot.marker(CANCEL), faults=Faults()):
             return True
     return False
 
 
-def _has_begun(sweep: SweepPaths, pool: Submission) -> bool:
-    return any(Journal(slot_folder(sweep, pool.uuid, element)).read(Faults()) for element in range(pool.slots))
-
-
 def pool_is_alive(sweep: SweepPaths, pool: Submission) -> bool | None:
     """Return True if a process of a local pool is alive; None if it is not known, as on another host."""
     signs = [is_alive(pool.job_id)] if pool.job_id else []
-    signs += [is_alive(process) for process in _unended_slots(sweep, pool)]
+    signs += [is_alive(last.process) for _, last in _slots(sweep, pool) if last is not None and not last.has_ended]
     return True if any(signs) else None if None in signs else False
 
 
-def _unended_slots(sweep: SweepPaths, pool: Submission) -> Iterator[str]:
-    """Yield the name of the process of each slot whose journal does not record its end."""
+def _slots(sweep: SweepPaths, pool: Submission) -> Iterator[tuple[RunPaths, Attempt | None]]:
+    """Yield the folder of each slot of a pool, and the slot's newest start; None if it has not begun."""
     for element in range(pool.slots):
-        attempts = Journal(slot_folder(sweep, pool.uuid, element)).read(Faults())
-        yield from (attempt.process for attempt in attempts[-1:] if not attempt.has_ended)
+        slot = slot_folder(sweep, pool.uuid, element)
+        attempts = Journal(slot).read(Faults())
+        yield slot, attempts[-1] if attempts else None
 
 
 def slot_failure(sweep: SweepPaths, pool: Submission) -> str | None:
@@ -164,10 +161,9 @@ def slot_failure(sweep: SweepPaths, pool: Submission) -> str | None:
     """
     if pool.per_gpu <= 1:
         return None
-    for element in range(pool.slots):
-        for attempt in Journal(slot_folder(sweep, pool.uuid, element)).read(Faults())[-1:]:
-            if attempt.cause == NO_SERVICE:
-                return f"slot {attempt.job_id} of its pool failed: {attempt.error.get('message')}"
+    for _, last in _slots(sweep, pool):
+        if last is not None and last.cause == NO_SERVICE:
+            return f"slot {last.job_id} of its pool failed: {last.error.get('message')}"
     return None
 
 

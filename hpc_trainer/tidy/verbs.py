@@ -200,7 +200,7 @@ def rm(
     """Remove a sweep or runs at rest, with all their files; what is removed is never called FAILED."""
     from hpc_trainer.cli.common import print_json, print_next, say, warn
     from hpc_trainer.errors import ConfigError
-    from hpc_trainer.operate.find import check_one_each, configured_runs_dir, select
+    from hpc_trainer.operate.find import check_one_each, configured_runs_dir, names_runs, select
     from hpc_trainer.tidy.cleaning import Needs, check_not_needed, remove_runs, remove_sweep
     from hpc_trainer.tidy.labels import at_rest, check_rests
     from hpc_trainer.tidy.walk import Size, size_of, size_words
@@ -211,7 +211,7 @@ def rm(
     check_one_each(status, names or [], sweep)
     warn(status)
     paths = status.sweep
-    is_whole = len(run_ids) == len(status.specs) and not _names_runs(status.sweep, names or [])
+    is_whole = len(run_ids) == len(status.specs) and not names_runs(status.sweep, names or [])
     folders = [paths.folder] if is_whole else [paths.run(run_id).folder for run_id in run_ids]
     chosen = None if is_whole else run_ids
     check_rests(status, "rm", chosen)
@@ -238,13 +238,6 @@ def rm(
         return
     say(f"This would remove {what}: {taken}. It cannot be undone; `hpc-trainer archive` keeps a copy.")
     print_next(f"rm {' '.join(names or [])}{'' if sweep is None else f' --sweep {sweep}'} --yes")
-
-
-def _names_runs(sweep: SweepPaths, names: Sequence[str]) -> bool:
-    """Return True if the names mean runs, even if these are all runs of the sweep."""
-    from hpc_trainer.operate.find import in_one_sweep
-
-    return bool(in_one_sweep(sweep.folder.parent, names, None)[0])
 
 
 @verbs.command(cls=Verb)

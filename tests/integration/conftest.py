@@ -102,9 +102,10 @@ class LocalDriver:
         return done
 
     def json(self, *words: str) -> Any:
-        """What the command prints as JSON. One that only reads is called here: a process of it takes 0.5 s of CPU more.
+        """Return what a command prints as JSON.
 
-        `run` starts a process of each command.
+        A command that only reads is called in this process, because a process of its own takes 0.5 s of CPU more.
+        `run` starts a process for each command.
         """
         if words[0] not in _READING:
             return json.loads(self.run(*words, "--json").stdout)

@@ -107,7 +107,8 @@ def _as_awaited(config: InitFromConfig, runs_dir: Path) -> InitFromConfig | None
         if awaited.run_id is not None:
             raise ConfigError(f"init_from={named} is one run. Use init_from={awaited.text(runs_dir)}.")
         specs = chain.specs_of(awaited.folder)
-        metric, goal = chain.metric_of(awaited.folder, specs.values()), chain.goal_of(awaited.folder)
+        goal = chain.goal_of(awaited.folder)
+        metric = chain.metric_of(specs.values(), goal)
         if metric is None:
             raise ConfigError(
                 f"init_from={named}: which run of {awaited.folder.name} is the best is not known, because its runs "

@@ -13,7 +13,7 @@ from hpc_trainer.cli.run_verbs import run_cancel, run_hold, run_status
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.freeze import freeze_grid
 from hpc_trainer.launch.searches import slots_at_work
-from hpc_trainer.record.chain import Awaited, Stand, best_of, look_at, metric_of
+from hpc_trainer.record.chain import Awaited, Stand, best_of, goal_of, look_at, metric_of
 from hpc_trainer.record.files import make_folder
 from hpc_trainer.record.layout import RunPaths
 from hpc_trainer.record.processes import process_name
@@ -214,7 +214,7 @@ def test_what_follows_a_search_waits_until_it_is_over_and_not_for_trials_that_st
 
 def test_the_best_of_a_search_is_chosen_by_its_metric_and_known_before_a_trial_is_drawn(tmp_path: Path) -> None:
     disk = SearchOnDisk(tmp_path, "search=random", "search.metric=eval_loss", "search.trials=2")
-    assert metric_of(disk.paths.folder, []) == "eval_loss"
+    assert metric_of([], goal_of(disk.paths.folder)) == "eval_loss"
     for loss, accuracy in ((0.3, 0.8), (0.4, 0.9)):  # runs of the shared loop are compared by eval_accuracy otherwise
         chosen = disk.next()
         assert chosen is not None
