@@ -23,7 +23,6 @@ from hpc_trainer.errors import ConfigError, did_you_mean
 from hpc_trainer.launch.freeze import Grid, freeze_grid
 from hpc_trainer.launch.grids import Submitted, plan_grid, submit_grid
 from hpc_trainer.launch.plan import SweepPlan
-from hpc_trainer.launch.searches import search_kind
 from hpc_trainer.record.chain import PLANNED, Planned, awaited_of, write_chain
 
 _OF_STAGE = re.compile(r"([A-Za-z0-9_-]+):(.+)", re.DOTALL)
@@ -74,6 +73,9 @@ def freeze_chain(
         section = read_stages(composer, shared)
     if section is None:
         return None
+
+    from hpc_trainer.launch.searches import search_kind  # a grid needs nothing of it
+
     name = _chain_name(shared)
     _check(section, name)
     words = _words_of_stages(overrides, section.stages)
