@@ -98,9 +98,13 @@ class RankMemory:
 
     @property
     def optimizer_here(self) -> int:
-        """Bytes of this rank's moments on the device."""
-        here = self.moments // self.moment_parts
-        return here if self.most_moments is None else min(here, self.most_moments)
+        """Bytes of this rank's moments that are always on the device."""
+        return 0 if self.most_moments is not None else self.moments // self.moment_parts
+
+    @property
+    def brought(self) -> int:
+        """Bytes of moments that an optimizer step brings to the device at a time, if they are in host memory."""
+        return min(self.moments // self.moment_parts, self.most_moments or 0)
 
     @property
     def host(self) -> int:

@@ -45,6 +45,7 @@ class CrossEntropy(PairTask):
 
     def loss_of(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the mean cross entropy over the targets that count, in nats."""
+        outputs = in_fp32(outputs)
         if targets.is_floating_point():
             return _of_shares(outputs, targets, self.label_smoothing)
         if outputs.ndim > 2:  # tested, because flattening a flat tensor takes 14 µs
@@ -58,7 +59,7 @@ class CrossEntropy(PairTask):
 
     def sums_of(self, outputs: torch.Tensor, targets: torch.Tensor) -> Sequence[torch.Tensor]:
         """Return the sums of cross entropies, of correct predictions and of targets that count."""
-        logits, targets = outputs.flatten(0, -2), targets.flatten()
+        logits, targets = in_fp32(outputs).flatten(0, -2), targets.flatten()
         loss = functional.cross_entropy(logits, targets, reduction="sum")
         right, counted = logits.argmax(-1) == targets, targets != IGNORED
         return loss, right.sum(), counted.sum()
@@ -88,6 +89,15 @@ class LanguageModel(CrossEntropy):
             return {**metrics, "eval_perplexity": math.exp(metrics["eval_loss"])}
         except OverflowError:
             return {**metrics, "eval_perplexity": math.inf}
+
+
+def in_fp32(logits: torch.Tensor) -> torch.Tensor:
+    """Return logits of 16 bits as fp32, and others as they are.
+
+    Autocast on CUDA leaves `cross_entropy` in the format of the logits: log probabilities near 11 are then rounded to
+    1/16 in bf16, which changes the loss and each gradient. On the CPU autocast computes it in fp32.
+    """
+    return logits.float() if logits.itemsize == 2 else logits
 
 
 def _of_shares(logits: torch.Tensor, shares: torch.Tensor, label_smoothing: float) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """Tests that make sense on a GPU alone: `make test-gpu`. Elsewhere they are skipped, with the reason.
 
 `HPC_TRAINER_TEST_HARDWARE=cpu_x1` runs on the CPU those of them that can, which shows that the tests themselves work.
-`HPC_TRAINER_TEST_FIGURES=FILE` keeps what they measure. Where pytest has the plugin pytest-benchmark, `-p no:benchmark`
-is needed beside `--numprocesses`.
+`HPC_TRAINER_TEST_FIGURES=FILE` keeps what they measure, and each failure at once, as time on a GPU is often cut off.
+Where pytest has the plugin pytest-benchmark, `-p no:benchmark` is needed beside `--numprocesses`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.gpu)
         if not has_gpu and HARDWARE.startswith("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Keep a failure's report at once, in the process that collects the reports of all others."""
+    file = os.environ.get("HPC_TRAINER_TEST_FIGURES")
+    if report.failed and file is not None and "PYTEST_XDIST_WORKER" not in os.environ:
+        Figures(Path(file)).tell(report.nodeid, failed=report.when, seconds=report.duration, why=report.longreprtext)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from tests.gpu.runs import DEVICE, ON_GPU, Figures, Runs, by_hand
 
 _STEPS = 30
@@ -50,6 +51,24 @@ def test_losses_are_those_of_a_loop_by_hand_and_of_the_cpu(
     to_twin, to_cpu = _TOLERANCE[precision]
     assert beside_twin <= to_twin
     assert beside_cpu <= to_cpu
+
+
+@ON_GPU
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_cross_entropy_of_16_bit_logits_is_computed_in_fp32(dtype: torch.dtype) -> None:
+    logits = 4 * torch.randn(512, 1000, generator=torch.Generator().manual_seed(0))
+    targets = torch.randint(0, 1000, (512,), generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    ours = logits.to(DEVICE, dtype).requires_grad_()
+    exact = ours.detach().double().requires_grad_()
+    with torch.autocast(DEVICE.type, dtype=dtype):
+        CrossEntropy().loss_of(ours, targets).backward()
+        (loss, *_) = CrossEntropy().sums_of(ours, targets)
+    torch.nn.functional.cross_entropy(exact, targets).backward()
+    assert ours.grad is not None
+    assert exact.grad is not None
+    torch.testing.assert_close(ours.grad.double(), exact.grad, rtol=torch.finfo(dtype).eps, atol=1e-7)
+    wanted = torch.nn.functional.cross_entropy(exact, targets, reduction="sum")
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-6)
 
 
 @ON_GPU

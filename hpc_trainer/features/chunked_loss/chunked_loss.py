@@ -26,7 +26,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.tasks.cross_entropy import IGNORED, CrossEntropy
+from hpc_trainer.tasks.cross_entropy import IGNORED, CrossEntropy, in_fp32
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.data.order import BatchSizes
 from hpc_trainer.training.parallel.share import VotingLoss
@@ -110,7 +110,7 @@ def _sum(
     head: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor, targets: torch.Tensor, label_smoothing: float
 ) -> torch.Tensor:
     with _own_casts(rows.device.type):
-        logits = head(rows)
+        logits = in_fp32(head(rows))
         return functional.cross_entropy(logits, targets, reduction="sum", label_smoothing=label_smoothing)
 
 

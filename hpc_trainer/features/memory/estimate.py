@@ -213,7 +213,8 @@ class MemoryEstimate:
     all weights without reshard_after_forward."""
     checkpoint: int
     update: int = 0
-    """Bytes that the optimizer's step allocates in addition (Muon's matrices; copies that undo a bad step).
+    """Bytes that the optimizer's step allocates in addition (Muon's matrices; copies that undo a bad step; moments that
+    optim.offload brings from host memory).
     Only what exceeds activations and gathered weights counts, as these are freed by then."""
     communication: int = 0
     """Buffers that ranks keep for communication: PowerSGD's errors, compressed gradients, DiLoCo's weights and
@@ -281,7 +282,7 @@ def _on_rank(building: Building) -> tuple[MemoryEstimate, dict[str, int]]:
     held = _held(building, loss.model, optimizer, passes, num_bytes(tensors_of(batch)), made, guess)
     for ability in building.abilities:
         ability.memory(held, building)
-    there = held.trained // held.num_parts + held.optimizer_here
+    there = held.trained // held.num_parts + held.optimizer_here + held.brought
     is_put_back = held.is_put_back and not held.is_skipped_by_scaler
     return MemoryEstimate(
         micro_batch_size=micro,
@@ -293,7 +294,7 @@ def _on_rank(building: Building) -> tuple[MemoryEstimate, dict[str, int]]:
         average=held.average,
         activations=held.activations,
         gathered=held.gathered,
-        update=max(0, held.made + there * is_put_back - held.activations - held.gathered),
+        update=max(0, held.made + held.brought + there * is_put_back - held.activations - held.gathered),
         checkpoint=held.checkpoint,
         num_evaluated_parts=held.num_evaluated_parts,
         note=held.note,

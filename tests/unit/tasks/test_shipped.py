@@ -14,6 +14,7 @@ from torchmetrics.classification import MultilabelAccuracy, MultilabelF1Score
 from hpc_trainer.config.schema.task import RegressionConfig, RegressionLoss
 from hpc_trainer.config.store import VARIANTS
 from hpc_trainer.errors import ConfigError, DataError
+from hpc_trainer.features.chunked_loss.chunked_loss import chunked_cross_entropy
 from hpc_trainer.tasks.cross_entropy import CrossEntropy, LanguageModel
 from hpc_trainer.tasks.multi_label import MultiLabel
 from hpc_trainer.tasks.pairs import PairTask
@@ -89,6 +90,20 @@ def test_labels_are_counted_as_torchmetrics_does() -> None:
 
 def test_no_label_told_and_none_there_is_all_right() -> None:
     assert _figures(MultiLabel(), torch.full((2, 3), -9.0), torch.zeros(2, 3))["eval_f1"] == 1.0
+
+
+def test_cross_entropy_of_16_bit_logits_is_computed_in_fp32() -> None:
+    """As autocast does on the CPU and not on CUDA; here without autocast, which is the same on both."""
+    logits = 4 * torch.randn(64, 100, generator=torch.Generator().manual_seed(0)).bfloat16()
+    targets = torch.randint(0, 100, (64,), generator=torch.Generator().manual_seed(1))
+    exact = functional.cross_entropy(logits.double(), targets).item()
+    assert CrossEntropy().loss_of(logits, targets).item() == pytest.approx(exact, rel=1e-6)
+    shares = functional.one_hot(targets, 100).float()
+    assert CrossEntropy().loss_of(logits, shares).item() == pytest.approx(exact, rel=1e-6)
+    total, *_ = CrossEntropy().sums_of(logits, targets)
+    assert total.item() == pytest.approx(64 * exact, rel=1e-6)
+    chunked = chunked_cross_entropy(lambda rows: rows, logits, targets, chunk_size=24)
+    assert chunked.item() == pytest.approx(exact, rel=1e-6)
 
 
 def test_a_language_model_tells_its_perplexity() -> None:
