@@ -309,12 +309,17 @@ def _settled(sweep: SweepPaths) -> SweepStatus:
     return read_status(sweep) if any(changes) else status
 
 
-def check_new(grid: Grid, *, must_answer: bool) -> tuple[SweepPlan, Snapshot | None]:
-    """Return the plan of a grid as if its sweep were new, checked against the cluster's limits, and the runs' code.
+def check_new(grid: Grid, *, to_draw: int, must_answer: bool) -> tuple[SweepPlan, Snapshot | None]:
+    """Return the plan of a search's sample as for a new sweep, checked against the cluster, and the code of its runs.
+
+    Args:
+        grid: one run, which has the shape and environment of all trials.
+        to_draw: number of trials.
+        must_answer: raise if Slurm does not answer.
 
     Raises as `_checked`.
     """
-    return _checked(grid, Known(), False, must_answer=must_answer)
+    return _checked(grid, Known(to_draw=to_draw), False, must_answer=must_answer)
 
 
 def _checked(

@@ -62,6 +62,8 @@ class Known:
     """Notes for the user on unreadable files of the sweep, and on runs that are left alone."""
     followed: Followed = NOBODY
     """Runs that the runs to submit follow (`after`), with their states."""
+    to_draw: int | None = None
+    """Number of trials of a search, whose grid is a sample of one run; None for a grid."""
 
 
 def known_of(sweep: SweepPaths, grid: Grid | None = None) -> Known:

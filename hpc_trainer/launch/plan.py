@@ -113,7 +113,7 @@ def build_plan(
     """
     known, limits = known or Known(), limits or Limits()
     chosen = {spec.run_id: spec for spec in specs_to_submit(grid, known, retry_failed=retry_failed)}
-    arrays, packings = _pack(_group(chosen.values(), known), chosen, limits)
+    arrays, packings = _pack(_group(chosen.values(), known), chosen, limits, known.to_draw)
     no_arrays: list[str] = []
     if arrays and limits.max_elements == 0:
         limits = dataclasses.replace(limits, max_array_size=None, max_array_tasks=None)
@@ -162,7 +162,7 @@ def _group(specs: Iterable[RunSpec], known: Known) -> list[ArrayPlan]:
 
 
 def _pack(
-    arrays: Sequence[ArrayPlan], chosen: Mapping[str, RunSpec], limits: Limits
+    arrays: Sequence[ArrayPlan], chosen: Mapping[str, RunSpec], limits: Limits, num_runs: int | None
 ) -> tuple[list[ArrayPlan], list[Packing]]:
     """Return the arrays, with slots of a pool in place of elements where the runs ask for one, and how it is packed.
 
@@ -170,6 +170,7 @@ def _pack(
         arrays: the arrays.
         chosen: run id -> run with its list of hardware, which a pool does not take.
         limits: limits of the cluster.
+        num_runs: number of runs of a pool whose grid is a sample of a search; None: all runs are in the grid.
     """
     packed: list[ArrayPlan] = []
     packings: list[Packing] = []
@@ -177,7 +178,7 @@ def _pack(
         if not asks_for_pool(array.specs[0]):
             packed.append(array)
             continue
-        packing = pack([chosen[spec.run_id] for spec in array.specs], limits)
+        packing = pack([chosen[spec.run_id] for spec in array.specs], limits, num_runs)
         packings.append(packing)
         packed.append(
             dataclasses.replace(

@@ -38,13 +38,15 @@ def asks_for_pool(spec: RunSpec) -> bool:
     return (spec.config.get("pool") or {}).get("jobs") is not None
 
 
-def pack(specs: Sequence[RunSpec], limits: Limits) -> Packing:
+def pack(specs: Sequence[RunSpec], limits: Limits, num_runs: int | None = None) -> Packing:
     """Return how the pool of these runs, which have one shape, is packed.
 
     Args:
         specs: the runs; the first one's `pool` counts.
         limits: limits of the cluster, with its nodes if `pool.per_node` is auto or more than 1.
+        num_runs: number of runs that the pool will work through; None: that of `specs`. A search has one spec for all.
     """
+    num_runs = len(specs) if num_runs is None else num_runs
     spec, shape, per_gpu = specs[0], specs[0].shape, specs[0].per_gpu
     wish = spec.config["pool"]
     jobs, asked = int(wish["jobs"]), wish.get("per_node", 1)
@@ -54,7 +56,7 @@ def pack(specs: Sequence[RunSpec], limits: Limits) -> Packing:
     notes: list[str] = []
     if asked == AUTO_PLACES:
         # No more places than each slot has runs, but whole GPUs: a place without a run would still be paid for.
-        needed = -(-len(specs) // (jobs * per_gpu)) * per_gpu
+        needed = -(-num_runs // (jobs * per_gpu)) * per_gpu
         per_node = max(per_gpu, min(fits if fits is not None else per_gpu, needed))
         if fits is None:
             places = "1 place" if per_node == 1 else f"{per_node} places"
@@ -74,9 +76,9 @@ def pack(specs: Sequence[RunSpec], limits: Limits) -> Packing:
             f"{wrong}: {_node_of(spec)} has room for {most} such run(s), each with {_needs_of(shape, per_gpu)}. "
             f"Use {nearest}."
         )
-    slots = min(jobs, -(-len(specs) // per_node))
+    slots = min(jobs, -(-num_runs // per_node))
     if slots < jobs:
-        notes.append(f"pool.jobs={jobs}: {slots} slot(s) are enough for {len(specs)} run(s), {per_node} a slot.")
+        notes.append(f"pool.jobs={jobs}: {slots} slot(s) are enough for {num_runs} run(s), {per_node} a slot.")
     return Packing(
         slots=slots, per_node=per_node, per_gpu=per_gpu, shape=slot_shape(shape, per_node, per_gpu),
         problems=tuple(problems), notes=tuple(notes),

@@ -107,7 +107,7 @@ def _submitted(defined: Defined, done: SubmittedSearch) -> str:
         )
     if not done.arrays:
         return f"{trials} trials; the slots of job {done.job_id}, which an earlier submit started, draw them."
-    slots, per_node = slots_of(defined.search)
+    slots, per_node = done.plan.arrays[0].slots, done.plan.arrays[0].per_node
     places = f" with {per_node} places each" if per_node > 1 else ""
     return f"{trials} trials, drawn as trials end, by {slots} slot(s){places} of job {done.job_id}."
 
@@ -157,36 +157,29 @@ def _count(defined: Defined) -> int:
     return Trials(defined.sweep, defined.search).count()
 
 
-def slots_of(search: Search) -> tuple[int, int]:
-    """Return the number of slots of a search, and of places in each: those of `pool`, else `search.parallel` slots."""
-    spec = search.bases[0].spec
-    pool = spec.config["pool"]
-    per_node = pool["per_node"] if pool["jobs"] is not None and isinstance(pool["per_node"], int) else 1
-    per_node = max(per_node, spec.per_gpu)
-    wanted = int(pool["jobs"] or search.settings.parallel)
-    return min(wanted, -(-search.settings.trials // per_node)), per_node
-
-
 def plan_search(defined: Defined) -> SearchPlan:
     """Return the plan that `submit_search` would carry out; write nothing."""
     from hpc_trainer.launch.grids import check_new
 
-    plan, _ = check_new(_sample(defined), must_answer=False)
+    plan, _ = check_new(_sample(defined), to_draw=defined.search.settings.trials, must_answer=False)
     return _search_plan(defined, plan)
 
 
 def _search_plan(defined: Defined, plan: SweepPlan) -> SearchPlan:
     """Return the plan of a search from the plan of a run of it, which has the shape and environment of all trials."""
     from hpc_trainer.launch.arrays import ArrayPlan
-    from hpc_trainer.launch.pools import slot_shape
+    from hpc_trainer.launch.pools import asks_for_pool, slot_shape
     from hpc_trainer.launch.searches import SearchPlan
 
     search, spec = defined.search, defined.search.bases[0].spec
-    slots, per_node = slots_of(search)
-    array = ArrayPlan(
-        hardware=spec.hardware, shape=slot_shape(spec.shape, per_node, spec.per_gpu), specs=(spec,),
-        parallelism=slots, slots=slots, per_node=per_node, per_gpu=spec.per_gpu,
-    )  # fmt: skip
+    if plan.arrays and asks_for_pool(spec):
+        array = dataclasses.replace(plan.arrays[0], parallelism=plan.arrays[0].slots)
+    else:  # without a pool, or without room for one job: then sbatch says so
+        slots = min(search.settings.parallel, -(-search.settings.trials // spec.per_gpu))
+        array = ArrayPlan(
+            hardware=spec.hardware, shape=slot_shape(spec.shape, spec.per_gpu, spec.per_gpu), specs=(spec,),
+            parallelism=slots, slots=slots, per_node=spec.per_gpu, per_gpu=spec.per_gpu,
+        )  # fmt: skip
     of_sample = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
     of_search = {
         "grid": dataclasses.replace(plan.grid, specs=()), "states": {}, "arrays": (array,), "twins": (),
@@ -218,7 +211,7 @@ def submit_search(defined: Defined) -> SubmittedSearch:
     from hpc_trainer.record.files import remove, set_umask
     from hpc_trainer.record.processes import submit_lock
 
-    of_sample, code = check_new(_sample(defined), must_answer=True)
+    of_sample, code = check_new(_sample(defined), to_draw=defined.search.settings.trials, must_answer=True)
     plan = _search_plan(defined, of_sample)
     if plan.problems:
         raise ConfigError("\n".join(plan.problems))

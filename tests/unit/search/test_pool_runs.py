@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from pathlib import Path
 
@@ -133,6 +134,32 @@ def test_a_search_that_has_stopped_is_refused_with_the_reason_and_one_that_is_ov
     assert plan_search(defined).problems == ()
     assert submit_search(defined).job_id == ""
     assert read_submissions(disk.paths) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "slots", "per_node", "notes"),
+    [
+        (("search.parallel=4",), 4, 1, ()),
+        (("pool.jobs=2", "pool.per_node=3"), 2, 3, ()),
+        (("pool.jobs=9", "pool.per_node=2"), 5, 2,
+         ("pool.jobs=9: 5 slot(s) are enough for 9 run(s), 2 a slot.",)),
+    ],
+)  # fmt: skip
+def test_a_search_has_the_slots_and_places_that_its_trials_need(
+    words: tuple[str, ...], slots: int, per_node: int, notes: tuple[str, ...], tmp_path: Path
+) -> None:
+    plan = plan_search(define([*WORDS, f"paths.runs_dir={tmp_path}", "search=random", "search.trials=9", *words, LR]))
+    (array,) = plan.arrays
+    assert (array.slots, array.parallelism, array.per_node) == (slots, slots, per_node)
+    assert array.shape.cpus_per_task == per_node
+    assert tuple(note for note in plan.notes if note.startswith("pool.")) == notes
+
+
+def test_auto_places_of_a_search_are_those_of_its_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    words = ("search=random", "search.trials=9", "pool.jobs=2", "pool.per_node=auto")
+    (array,) = plan_search(define([*WORDS, f"paths.runs_dir={tmp_path}", *words, LR])).arrays
+    assert (array.slots, array.per_node) == (2, 4)
 
 
 def test_a_search_whose_slots_wait_in_the_queue_is_shown_and_cancelled(
