@@ -66,12 +66,10 @@ def is_whole_sweep(status: SweepStatus, run_ids: Sequence[str], *, names_runs: b
 
 
 def _cancel_here(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool, is_whole: bool) -> list[str]:
-    for run in runs:
-        if run.state is RunState.CANCELLED:  # perhaps by scancel, which Slurm forgets; the marker stays
-            _mark(status, run, is_whole=is_whole)
+    # Those that are cancelled perhaps by scancel, which Slurm forgets; the marker stays.
+    _mark(status, [run for run in runs if run.state is RunState.CANCELLED], is_whole=is_whole)
     chosen = [run for run in runs if run.state is not RunState.CANCELLED and not _is_over(run)]
-    for run in chosen:
-        _mark(status, run, is_whole=is_whole)
+    _mark(status, chosen, is_whole=is_whole)
     # A run that an earlier cancel marked may still have its job, if that scancel failed.
     marked = [run for run in runs if run.state is RunState.CANCELLED and _may_have_job(run)]
     saving = [run for run in chosen if save and run.state is RunState.RUNNING]
@@ -98,7 +96,8 @@ def _cancel_here(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool, 
     cancel_jobs([job_id for job_id in jobs if job_id[:1].isdecimal()])
     cancel_jobs([job_id for job_id in saving_slots if job_id[:1].isdecimal()], signal="USR2")
     signal_running(saving)
-    _stop_local([run for run in chosen if run not in saving])
+    saved = {run.run_id for run in saving}
+    _stop_local([run for run in chosen if run.run_id not in saved])
     return [run.run_id for run in chosen]
 
 
@@ -127,11 +126,17 @@ def _end_slots(status: SweepStatus, pools: Sequence[PoolStatus]) -> None:
                 os.kill(pid_of(process), signal.SIGTERM)
 
 
-def _mark(status: SweepStatus, run: RunStatus, *, is_whole: bool) -> None:
-    paths = status.sweep.run(run.run_id)
-    make_folder(paths.place)
-    # No fsync before a first attempt: Slurm still reports CANCELLED after a power cut, and 20,000 fsyncs take a minute.
-    write_marker(paths.at(CANCEL), {_WITH_SWEEP: True} if is_whole else None, sync=bool(run.attempts))
+def _mark(status: SweepStatus, runs: Sequence[RunStatus], *, is_whole: bool) -> None:
+    """Mark runs as cancelled. The new markers of runs that have not begun are names of one file (hard links)."""
+    more = {_WITH_SWEEP: True} if is_whole else None
+    newest: str | None = None
+    for run in runs:
+        paths = status.sweep.run(run.run_id)
+        make_folder(paths.place)
+        marker, has_begun = paths.at(CANCEL), bool(run.attempts)
+        # No fsync before a first attempt: after a power cut Slurm still reports CANCELLED, and 20,000 take a minute.
+        if write_marker(marker, more, sync=has_begun, like=None if has_begun else newest):
+            newest = marker
 
 
 # Key in the marker of a run that was cancelled with its whole sweep: a retry of the sweep includes the run.

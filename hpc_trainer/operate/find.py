@@ -93,10 +93,10 @@ def prepare_to_write(sweep: SweepPaths, run_ids: Iterable[str] = (), *, page: Pa
     """
     if page is None or page.parent.resolve().is_relative_to(sweep.folder.resolve()):
         check_place(sweep.folder)
-        folders = [sweep.run(run_id).folder for run_id in run_ids] if page is None else [page.parent]
+        folders = (sweep.run(run_id).place for run_id in run_ids) if page is None else (os.fspath(page.parent),)
         for folder in folders:
             if os.path.lexists(folder):
-                check_trusted(folder)
+                check_trusted(Path(folder))
     set_umask(sweep.is_group_readable)
 
 

@@ -108,26 +108,34 @@ def write_json(path: Path, value: Any, *, sync: bool = True) -> None:
     write_atomic(path, to_json(value) + "\n", sync=sync)
 
 
-def write_marker(path: Place, more: Mapping[str, Any] | None = None, *, sync: bool = True) -> None:
-    """Create a file whose name is the message, with the time in it; a file that is not empty stays unchanged.
+def write_marker(
+    path: Place, more: Mapping[str, Any] | None = None, *, sync: bool = True, like: Place | None = None
+) -> bool:
+    """Create a file whose name is the message, with the time in it; return False if there is one that is not empty.
 
     Args:
         path: the file, in an existing folder.
         more: further values for the file, by key.
         sync: True if the file must survive a power cut.
+        like: a marker of the same content that was just written. `path` becomes another name of it, which takes an
+            eighth of the time of a new file, and no inode. If that is not possible, `path` is a file of its own.
     """
+    if like is not None:
+        with contextlib.suppress(OSError):  # the marker exists, or there are no hard links, or no more of this file
+            os.link(like, path)
+            return True
     try:
         # No O_EXCL: it does not matter which of two markers with the same name stays. O_EXCL would fail if this client
         # still caches the name of a file that another client has removed.
         descriptor = os.open(path, _TO_MARK, 0o666)
     except OSError as error:
         if os.path.lexists(path) and error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-            return  # a folder, pipe or link has this name: the marker exists
+            return False  # a folder, pipe or link has this name: the marker exists
         raise
     with _naming(path):
         try:
             if os.fstat(descriptor).st_size > 0:
-                return
+                return False
             set_file_mode(descriptor)
             os.write(descriptor, f"{to_json({'time': time.time(), **(more or {})})}\n".encode())
             if sync:
@@ -136,6 +144,7 @@ def write_marker(path: Place, more: Mapping[str, Any] | None = None, *, sync: bo
             os.close(descriptor)
     if sync:
         fsync_folder(Path(path).parent)
+    return True
 
 
 _TO_MARK = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -11,7 +11,7 @@ import pytest
 
 from hpc_trainer.errors import SlurmError
 from hpc_trainer.launch.grids import retry, submit_grid
-from hpc_trainer.operate.control import cancel_runs
+from hpc_trainer.operate.control import cancel_runs, cancelled_with_sweep
 from hpc_trainer.record.processes import process_name
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import read_status
@@ -162,6 +162,25 @@ def test_what_slurm_calls_cancelled_keeps_its_marker_when_slurm_forgets(
     assert status.runs[0].state is RunState.CANCELLED
     cancel_runs(status, status.runs[:1])
     assert sweep.run().marker("CANCEL").exists()
+
+
+def test_runs_that_have_not_begun_share_one_new_marker_and_each_can_be_taken_back(
+    sweep: SweepOnDisk, fake_slurm: FakeSlurm
+) -> None:
+    sweep.submit()
+    fake_slurm.answer("squeue", "".join(f"500_{index}|PENDING||Priority|x\n" for index in range(4)))
+    status = read_status(sweep.paths)
+    cancel_runs(status, status.runs[:1])  # by its own name, so that its marker does not say that the sweep was meant
+    status = read_status(sweep.paths)
+    cancel_runs(status, status.runs, is_whole=True)
+    assert [cancelled_with_sweep(status, spec.run_id) for spec in sweep.specs] == [False, True, True, True]
+    markers = [sweep.run(index).marker("CANCEL") for index in range(4)]
+    assert [marker.stat().st_nlink for marker in markers] == [1, 3, 3, 3]
+    markers[1].unlink()  # as `retry` does
+    status = read_status(sweep.paths)
+    assert [run.state for run in status.runs] == [
+        RunState.CANCELLED, RunState.PENDING, RunState.CANCELLED, RunState.CANCELLED,
+    ]  # fmt: skip
 
 
 def test_nothing_to_cancel_calls_no_scancel(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:

@@ -138,6 +138,26 @@ def test_a_marker_is_there_or_not_and_the_first_one_stays(tmp_path: Path, sync: 
         write_marker(tmp_path / "no folder" / "CANCEL", sync=sync)
 
 
+def test_a_marker_like_another_is_a_name_of_the_same_file_where_that_is_possible(tmp_path: Path) -> None:
+    markers = [tmp_path / name / "CANCEL" for name in ("first", "second", "own", "lost")]
+    for marker in markers:
+        marker.parent.mkdir()
+    first, second, own, lost = markers
+    assert write_marker(first, {"with_sweep": True}, sync=False)
+    assert write_marker(second, {"with_sweep": True}, sync=False, like=first)
+    assert second.samefile(first)
+    assert write_marker(own)
+    told = read_json(own)
+    assert not write_marker(own, {"with_sweep": True}, sync=False, like=second)
+    assert read_json(own) == told
+    first.unlink()  # by a retry of that run in this moment
+    assert write_marker(lost, {"with_sweep": True}, sync=False, like=first)
+    assert (read_json(lost) or {})["with_sweep"] is True
+    assert lost.stat().st_nlink == 1
+    with pytest.raises(FileNotFoundError):
+        write_marker(tmp_path / "no folder" / "CANCEL", like=second)
+
+
 def test_lines_are_appended_in_order(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     append_lines(path, [{"n": 0}, {"n": 1}])
