@@ -138,6 +138,8 @@ def _print(status: SweepStatus, table: ResultTable, asked: Asked, *, every_run: 
     if table.num_left_out:
         say(_left_out(table))
     say(f"Sweep {status.sweep.name}: {counts_line(status.counts)}. Folder: {status.sweep.folder}")
+    if not status.specs and not status.pools:
+        say(run_verbs.no_runs_words(status))
 
 
 def _print_rows(table: ResultTable, rows: Sequence[dict[str, Any]]) -> None:

@@ -46,7 +46,7 @@ from hpc_trainer.operate.logs import follow_logs, log_files, read_logs
 from hpc_trainer.operate.results import as_value, named_apart, runs_where
 from hpc_trainer.operate.where import parse_where
 from hpc_trainer.record.chain import stages_of
-from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.layout import OTHER_FOLDER, SweepPaths
 from hpc_trainer.record.reading import exists
 from hpc_trainer.record.run_figures import goodputs, metrics_now, outcome_metrics, submit_times, waits_since, wall_s
 from hpc_trainer.record.run_status import RunStatus
@@ -251,7 +251,15 @@ def _print_status(status: SweepStatus, chosen: ChosenRuns, *, every_run: bool) -
     elif status.pools:  # of a search
         print_next(f"status --watch {status.sweep.name}")
     else:  # the submit was killed, or had no room
-        say("None of its runs was submitted: repeat the same `hpc-trainer submit`.")
+        say(no_runs_words(status))
+
+
+def no_runs_words(status: SweepStatus) -> str:
+    """Return the folder of a sweep without runs, why none is there, and what to do."""
+    return (
+        f"{status.sweep.folder} has no runs: its `hpc-trainer submit` was refused or killed before it wrote one. "
+        f"Repeat the same submit. {OTHER_FOLDER}"
+    )
 
 
 def _print_sweep(status: SweepStatus, chosen: ChosenRuns, *, every_run: bool) -> None:

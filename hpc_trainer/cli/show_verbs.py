@@ -15,12 +15,11 @@ from hpc_trainer.cli.common import as_typed, print_json, print_next, print_table
 from hpc_trainer.cli.options import tell_notes
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError, valid
-from hpc_trainer.operate.find import configured_runs_dir, existing_sweep, list_sweeps
+from hpc_trainer.operate.find import configured_runs_dir, existing_sweep, list_sweeps, nothing_of_yours
 from hpc_trainer.operate.show import COUNT_S, DEFAULT, SweepColumns, as_text, difference, find_run, sweep_lines, values
 from hpc_trainer.operate.usage import AMOUNTS, GROUPS, total, usage
 from hpc_trainer.record.environment import changes_of
 from hpc_trainer.record.journal import Journal, read_first_weights
-from hpc_trainer.record.layout import OTHER_FOLDER
 
 _WIDEST = 60
 
@@ -104,7 +103,7 @@ def run_sweeps(runs_dir: Path | None, *, tag: str | None, sizes: bool, as_json: 
         print_json([{**line, **line.pop("more")} for line in plain])
         return
     if not lines:
-        print(f"{folder.absolute()} holds no sweep of yours. {OTHER_FOLDER}")
+        print(nothing_of_yours(folder))
         return
     contributed: Sequence[SweepColumns] = contributions("sweep_columns")
     print_table(
@@ -150,7 +149,8 @@ def run_usage(names: Sequence[str], runs_dir: Path | None, *, by: str, as_csv: b
         out.writerows(rows)
         return
     if not rows:
-        print(f"{folder.absolute()} holds no job of yours. {OTHER_FOLDER}")
+        told = f"No job of {', '.join(names)} has begun." if names else "No job of yours has begun."
+        print(told if sweeps else nothing_of_yours(folder))
         return
     unit = "gpu" if any(row[f"gpu_hours_{what}"] for row in rows for what in AMOUNTS) else "core"
     cells = [[*(str(row[key]) for key in keys), str(row["jobs"]),

@@ -18,7 +18,9 @@ from hpc_trainer.record.layout import (
     SweepPaths,
     default_runs_dir,
     is_run_id,
+    no_sweeps_words,
     sweep_folder,
+    sweep_folders,
 )
 from hpc_trainer.record.reading import Faults, exists, read_json
 from hpc_trainer.record.status import SweepStatus, read_status
@@ -41,21 +43,9 @@ def list_sweeps(runs_dir: Path) -> list[SweepPaths]:
     A team may share the folder of sweeps. Reading a colleague's sweep would be refused, so a command without a sweep's
     name never means such a sweep.
     """
-    changes = {path: _newest_change(path) for path in _folders(runs_dir) if _is_ours(path)}
+    changes = {path: _newest_change(path) for path in sweep_folders(runs_dir) if _is_ours(path)}
     times = {folder: change for folder, change in changes.items() if change is not None}
     return [SweepPaths(folder) for folder in sorted(times, key=lambda folder: times[folder], reverse=True)]
-
-
-def _folders(runs_dir: Path) -> list[Path]:
-    try:
-        # A link is the earlier name of a renamed sweep, which its new name lists.
-        return [path for path in runs_dir.iterdir() if not path.name.startswith(TRASH) and not _is_earlier_name(path)]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def _is_earlier_name(path: Path) -> bool:
-    return path.is_symlink() and sweep_folder(path.parent, path.name) != path
 
 
 def _is_ours(folder: Path) -> bool:
@@ -114,11 +104,15 @@ def find_sweep(runs_dir: Path, name: str | None) -> SweepPaths:
         return SweepPaths(sweep_folder(runs_dir.absolute(), name))
     sweeps = list_sweeps(runs_dir)
     if not sweeps:
-        others = sum((folder / "specs.jsonl").exists() for folder in _folders(runs_dir) if os.access(folder, os.X_OK))
-        whose = f" of yours, and {others} of others" if others else ""
-        is_there = "" if runs_dir.is_dir() else ": there is no such folder"
-        raise RunStateError(f"{runs_dir.absolute()} holds no sweep{whose}{is_there}. {OTHER_FOLDER}")
+        raise RunStateError(nothing_of_yours(runs_dir))
     return SweepPaths(sweeps[0].folder.absolute())
+
+
+def nothing_of_yours(runs_dir: Path) -> str:
+    """Return the message for a folder without sweeps of the user: the folder, why it has none, how to name another."""
+    others = sum((folder / "specs.jsonl").exists() for folder in sweep_folders(runs_dir) if os.access(folder, os.X_OK))
+    whose = f" of yours, and {others} of others" if others else ""
+    return f"{no_sweeps_words(runs_dir, whose)} {OTHER_FOLDER}"
 
 
 def existing_sweep(runs_dir: Path, name: str) -> SweepPaths:

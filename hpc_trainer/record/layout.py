@@ -23,6 +23,7 @@ SWEEP_FILES = ("specs.jsonl", "submissions.jsonl", "sweep.json")
 """Files that identify the folder of a sweep; any of them may be lost."""
 TRASH = ".trash-"
 """Beginning of the name of a folder that is being deleted."""
+_NAMED = 3
 _UUID, _RUN = "[0-9a-f]" * 32, f"*-{'[0-9a-f]' * 10}"
 _SIGNS = (
     f"submissions/{_UUID}.json", f"slurm/{_UUID}.sh",
@@ -49,6 +50,58 @@ def sweep_folder(runs_dir: Path, name: str) -> Path:
 
 
 _MOST_RENAMES = 20
+
+
+def no_sweeps_words(runs_dir: Path, whose: str = "") -> str:
+    """Return a sentence that names the folder in which no sweep was found, and says why none is there.
+
+    Args:
+        runs_dir: the folder of sweeps.
+        whose: words on sweeps that are there all the same, such as ` of yours, and 2 of others`.
+    """
+    folder = runs_dir.absolute()
+    by = " (HPC_TRAINER_RUNS)" if os.environ.get("HPC_TRAINER_RUNS") in (str(runs_dir), str(folder)) else ""
+    if has_sweep_file(runs_dir):
+        return (
+            f"{folder}{by} is a sweep itself, and not a folder of sweeps. Its name is {folder.name}: add --runs-dir "
+            f"{folder.parent}."
+        )
+    try:
+        names = sorted(path.name for path in runs_dir.iterdir())
+    except FileNotFoundError:
+        why = "there is no such folder"
+    except OSError as error:
+        why = error.strerror or str(error)
+    else:
+        few = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+        without = f"{', '.join(SWEEP_FILES[:-1])} or {SWEEP_FILES[-1]}"
+        why = f"it has only {few}, without {without}" if names else "it is empty"
+    return f"{folder}{by} holds no sweep{whose}." if whose else f"{folder}{by} holds no sweep: {why}."
+
+
+def sweep_folders(runs_dir: Path) -> list[Path]:
+    """Return what may be the folders of sweeps in a folder of sweeps; [] if there is no such folder.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    try:
+        # A link is the earlier name of a renamed sweep, which its new name lists.
+        paths = [path for path in runs_dir.iterdir() if not path.name.startswith(TRASH) and not _is_earlier_name(path)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    if has_sweep_file(runs_dir):  # folders in a sweep's folder have files of the same names
+        return [path for path in paths if SweepPaths(path).sweep.exists()]
+    return paths
+
+
+def _is_earlier_name(path: Path) -> bool:
+    return path.is_symlink() and sweep_folder(path.parent, path.name) != path
+
+
+def has_sweep_file(folder: Path) -> bool:
+    """Return True if one of the files that identify a sweep is directly in this folder."""
+    return any((folder / name).is_file() for name in SWEEP_FILES)
 
 
 def is_run_id(name: str) -> bool:
@@ -365,6 +418,16 @@ class SweepPaths:
         """Evidence that the sweep exists: its files, or, if they are all lost, files of submissions and runs."""
         files = [path for path in (self.folder / name for name in SWEEP_FILES) if exists(path, Faults()) is not False]
         return files or [path for pattern in _SIGNS for path in self.folder.glob(pattern)]
+
+    @property
+    def is_foreign(self) -> bool:
+        """True if the folder has files, and none that hpc-trainer writes into the folder of a sweep."""
+        try:
+            names = {path.name for path in self.folder.iterdir() if not path.name.startswith(".")}
+        except OSError:
+            return False
+        ours = {item.name.partition("/")[0] for item in vars(SweepPaths).values() if isinstance(item, _Named)}
+        return bool(names) and not names & ours and not self.exists
 
     @property
     def exists(self) -> bool:

@@ -6,11 +6,13 @@ are lost are found by `known_runs.py`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import RunStateError, did_you_mean
@@ -19,7 +21,7 @@ from hpc_trainer.record.doubts import DoubtKind, kind_of_doubt
 from hpc_trainer.record.holds import Hold, read_hold
 from hpc_trainer.record.known_ends import read_finished, record_ends, record_finished
 from hpc_trainer.record.known_runs import LostJobs, find_lost_jobs, known_specs
-from hpc_trainer.record.layout import OTHER_FOLDER, TRASH, SweepPaths
+from hpc_trainer.record.layout import OTHER_FOLDER, SweepPaths, no_sweeps_words, sweep_folders
 from hpc_trainer.record.reading import Faults, FaultsOf, exists, is_there, list_folder, told_few
 from hpc_trainer.record.run_folder import RunFolder, read_folder, unstarted_folder, went_away
 from hpc_trainer.record.run_state import decide, decide_now, told_by_slurm
@@ -313,7 +315,7 @@ def _read_files(sweep: SweepPaths, faults: Faults) -> _SweepFiles:
     listed = list_folder(sweep.folder, faults)
     specs = known_specs(sweep, ledger, listed or (), faults)
     whole = read_removed_sweep(sweep.folder) if not specs else None
-    if whole is not None or (not specs and not sweep.folder.is_dir()):
+    if whole is not None or (not specs and (sweep.is_foreign or not sweep.folder.is_dir())):
         raise RunStateError(_no_sweep(sweep, whole))
     if specs and listed == []:
         raise went_away(sweep)  # else its runs would look as if they had not begun
@@ -530,10 +532,14 @@ def _no_sweep(sweep: SweepPaths, removed: Removed | None) -> str:
     if removed is not None:
         return f"the sweep {sweep.name} was {removed.words}. A submit with this name begins a new sweep."
     parent = sweep.folder.parent
-    names = sorted(
-        folder.name for folder in parent.glob("*") if not folder.name.startswith(TRASH) and SweepPaths(folder).exists
-    )
+    names = sorted(folder.name for folder in _readable_folders(parent) if SweepPaths(folder).exists)
     few = ", ".join(names[:_SWEEPS_SHOWN]) + (" .." if len(names) > _SWEEPS_SHOWN else "")
-    missing = "" if parent.is_dir() else ": there is no such folder"
-    listed = f"Sweeps in {parent}: {few}." if names else f"{parent} holds no sweep{missing}."
-    return f"there is no sweep {sweep.name}. {did_you_mean(sweep.name, names)}{listed} {OTHER_FOLDER}"
+    listed = f"Sweeps in {parent}: {few}." if names else no_sweeps_words(parent)
+    is_there = f": {sweep.folder} is a folder with other files" if sweep.is_foreign else ""
+    return f"there is no sweep {sweep.name}{is_there}. {did_you_mean(sweep.name, names)}{listed} {OTHER_FOLDER}"
+
+
+def _readable_folders(runs_dir: Path) -> list[Path]:
+    with contextlib.suppress(OSError):
+        return sweep_folders(runs_dir)
+    return []

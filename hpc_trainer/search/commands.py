@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError
+from hpc_trainer.operate.find import existing_sweep
 from hpc_trainer.operate.results import BestRun
-from hpc_trainer.record.layout import OTHER_FOLDER, SweepPaths
+from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.reading import Faults, is_there, read_json
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import SweepStatus
@@ -371,9 +372,7 @@ def best_of(paths: SweepPaths) -> BestRun:
     Raises:
         RunStateError: there is no such sweep, it has no search, its files cannot be read, or no trial has a value yet.
     """
-    if not paths.exists:
-        raise RunStateError(f"there is no sweep {paths.name}. {OTHER_FOLDER}")
-    search, trials = read_view(paths)
+    search, trials = read_view(existing_sweep(paths.folder.parent, paths.name))
     found, value, rung = best_trial(search, trials), None, None
     if found is not None:
         value = found.value

@@ -294,8 +294,12 @@ def test_a_sweep_whose_submit_came_to_nothing_names_no_results(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "runs" / "sweep").mkdir(parents=True)
+    told = (
+        f"{tmp_path}/runs/sweep has no runs: its `hpc-trainer submit` was refused or killed before it wrote one. "
+        "Repeat the same submit. For sweeps in another folder add --runs-dir FOLDER, or once: "
+        "export HPC_TRAINER_RUNS=FOLDER"
+    )
     run_status("sweep", tmp_path / "runs", watch=False, as_json=False)
-    assert capsys.readouterr().out.splitlines() == [
-        "Sweep sweep: no runs.",
-        "None of its runs was submitted: repeat the same `hpc-trainer submit`.",
-    ]
+    assert capsys.readouterr().out.splitlines() == ["Sweep sweep: no runs.", told]
+    run_results("sweep", tmp_path / "runs", sort=None, as_json=False)
+    assert capsys.readouterr().out.splitlines()[-1] == told

@@ -83,6 +83,43 @@ def test_no_sweep_at_all_is_said(runs_dir: Path) -> None:
         find_sweep(runs_dir, None)
 
 
+def test_a_folder_without_sweeps_says_why_nothing_is_there(
+    runs_dir: Path, sweeps: dict[str, SweepOnDisk], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other"
+    with pytest.raises(RunStateError, match=r"/other holds no sweep: there is no such folder\. .*HPC_TRAINER_RUNS="):
+        find_sweep(other, None)
+    other.mkdir()
+    monkeypatch.setenv("HPC_TRAINER_RUNS", str(other))
+    with pytest.raises(RunStateError, match=r"/other \(HPC_TRAINER_RUNS\) holds no sweep: it is empty\. For"):
+        find_sweep(other, None)
+    for name in ("data", "notes.txt", "a", "b"):
+        (other / name).mkdir()
+    few = r"it has only a, b, data and 1 more, without specs\.jsonl, submissions\.jsonl or sweep\.json\. For"
+    with pytest.raises(RunStateError, match=few):
+        find_sweep(other, None)
+    (other / "data" / "train.bin").touch()
+    with pytest.raises(RunStateError, match=rf"there is no sweep data: .*/data is a folder with other files\. .*{few}"):
+        read_status(find_sweep(other, "data"))
+
+
+def test_the_folder_of_a_sweep_is_no_folder_of_sweeps(runs_dir: Path, sweeps: dict[str, SweepOnDisk]) -> None:
+    """A copy of the specs is in `submissions/`, which looked like a sweep of that name."""
+    old = sweeps["old"].paths
+    sweeps["old"].submit()
+    old.intents.mkdir(exist_ok=True)
+    shutil.copy(old.specs, old.specs_copy)
+    is_one = rf"/old is a sweep itself, and not a folder of sweeps\. Its name is old: add --runs-dir {runs_dir}\. "
+    assert list_sweeps(old.folder) == []
+    with pytest.raises(RunStateError, match=is_one):
+        find_sweep(old.folder, None)
+    with pytest.raises(RunStateError, match=rf"there is no sweep olds\. .*{is_one}"):
+        read_status(find_sweep(old.folder, "olds"))
+    nested = SweepOnDisk(old.folder / "nested", make_specs(1))
+    write_json(nested.paths.sweep, {"run_ids": []})
+    assert [sweep.name for sweep in list_sweeps(old.folder)] == ["nested"]
+
+
 def test_runs_by_id_beginning_or_end(sweeps: dict[str, SweepOnDisk]) -> None:
     status = read_status(sweeps["old"].paths)
     ids = [run.run_id for run in status.runs]
