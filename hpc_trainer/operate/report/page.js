@@ -39,8 +39,9 @@
   const shown = (value) => {
     if (value === null || value === undefined) return "-";
     if (typeof value !== "number") return String(value);
-    if (Number.isInteger(value) && Math.abs(value) < 1e15) return String(value);
-    return String(Number(value.toPrecision(5)));
+    const text = String(Number.isInteger(value) && Math.abs(value) < 1e15 ? value : Number(value.toPrecision(5)));
+    const short = Number(text).toExponential().replace("+", "");
+    return Math.abs(value) >= 1e6 && short.length < text.length ? short : text;
   };
   const label = (run) => {
     const name = data.axes.filter((axis) => run.cells[axis] !== undefined && run.cells[axis] !== null)
@@ -129,7 +130,7 @@
     const range = asked.match(/^(-?[\d.]+(?:e[-+]?\d+)?)\.\.(-?[\d.]+(?:e[-+]?\d+)?)$/i);
     const number = cell === null || cell === undefined || cell === "" ? NaN : Number(cell);
     if (range) return number >= Number(range[1]) && number <= Number(range[2]);
-    if (/^=[^=]/.test(asked) && asked.slice(1).split("|").includes(shown(cell))) return true;
+    if (/^=[^=]/.test(asked) && asked.slice(1).split("|").some((one) => one === shown(cell) || (one.trim() && Number(one) === number))) return true;
     const tests = asked.split(/\s+/);
     if (tests.every((test) => /^(>=|<=|!=|=|>|<)./.test(test))) {
       return tests.every((test) => {
@@ -165,6 +166,9 @@
 
   const panels = [];
   let plotly = null;
+  // A printed chart is drawn in these pixels and scaled to the width of the paper, whatever the window's size is.
+  const PAPER = { high: { width: 690, height: 400 }, low: { width: 340, height: 260 } };
+  let isPaper = false;
   const observer = new IntersectionObserver((entries) => {
     for (const entry of entries) {
       const panel = panels.find((one) => one.box === entry.target);
@@ -192,11 +196,17 @@
       hoverlabel: { bgcolor: css("--card"), bordercolor: css("--line"), font: { color: css("--ink") }, namelength: -1 },
       ...made.layout, xaxis: { ...axis, ...(made.layout || {}).xaxis }, yaxis: { ...axis, ...(made.layout || {}).yaxis },
     };
+    const paper = isPaper ? { ...PAPER[panel.high ? "high" : "low"], ...(made.height ? { height: made.height } : {}) } : null;
+    if (paper) { Object.assign(layout, { autosize: false, ...paper }); panel.box.style.setProperty("--shape", `${paper.width}/${paper.height}`); }
+    panel.box.style.height = made.height ? `${made.height}px` : "";
     plotly.react(panel.box, made.traces, layout, {
       displaylogo: false, responsive: true, showTips: false,
       // Named one by one: plotly's own choice has a button that sends the chart to its company.
       modeBarButtons: [panel.brushed ? ["toImage"] : ["toImage", "zoom2d", "pan2d", "autoScale2d", "resetScale2d"]],
     });
+    for (const svg of panel.box.querySelectorAll(".main-svg")) {
+      if (paper) svg.setAttribute("viewBox", `0 0 ${paper.width} ${paper.height}`); else svg.removeAttribute("viewBox");
+    }
     if (!panel.isDrawn) {
       panel.isDrawn = true;
       panel.box.on("plotly_click", (event) => {
@@ -213,7 +223,7 @@
   /** Return a figure whose chart `make` returns as traces and layout; `brushed` gets the range that a user drags over. */
   const figure = (title, make, { high = false, note = "", brushed = null } = {}) => {
     const box = el("div", { className: `plot wait${high ? " high" : ""}`, role: "img", "aria-label": title }, "..");
-    const panel = { box, make, brushed, isDirty: true, isNear: false, isDrawn: false };
+    const panel = { box, make, high, brushed, isDirty: true, isNear: false, isDrawn: false };
     panels.push(panel);
     observer.observe(box);
     return el("figure", {}, el("h3", {}, title), note ? el("p", { className: "soft" }, note) : null, box);
@@ -275,20 +285,23 @@
 
   const tableBox = el("table", { className: "runs-table" });
   const count = el("span", { className: "soft", role: "status", "aria-live": "polite" });
+  const onPaper = el("p", { className: "soft onprint" });
   const sortBy = (name) => {
     const column = columns.find((one) => one.name === name);
     state.isUp = state.sort === name ? !state.isUp : column.up;
     state.sort = name;
     update();
+    tableBox.querySelector(`[data-column="${CSS.escape(name)}"]`).focus();  // the head is new
   };
+  const title = (column) => [...breakable(column.name), state.sort === column.name ? (state.isUp ? " ▲" : " ▼") : ""];
   const head = () => {
     const chosen = columns.filter((column) => state.columns.has(column.name));
     const titles = el("tr", {}, el("th", { scope: "col" }), ...chosen.map((column) => el("th", {
       scope: "col", className: column.num ? "num" : "", "aria-sort": state.sort !== column.name ? "none" : state.isUp ? "ascending" : "descending",
-    }, el("button", { type: "button", onclick: () => sortBy(column.name), "data-column": column.name },
-      ...breakable(column.name), state.sort === column.name ? (state.isUp ? " ▲" : " ▼") : ""))));
+    }, el("button", { type: "button", onclick: () => sortBy(column.name), "data-column": column.name }, ...title(column)),
+    el("span", { className: "onprint" }, ...title(column)))));  // a head that is repeated on a page of paper lacks its buttons
     const filters = el("tr", { className: "filters" }, el("th", {}), ...chosen.map((column) => el("th", {}, el("input", {
-      type: "search", value: state.filters[column.name] || "", placeholder: column.num ? ">, a..b" : "text",
+      type: "search", value: state.filters[column.name] || "", placeholder: column.num ? ">1" : "text",
       "aria-label": `filter ${column.name}`, "data-filter": column.name,
       oninput: (event) => { state.filters[column.name] = event.target.value; update(false); },
     }))));
@@ -313,13 +326,17 @@
       return el("tr", { className: state.off.has(index) ? "off" : "", "data-run": index }, mark, ...chosen.map((column) => {
         const value = run.cells[column.name];
         if (column.name === "run_id") {
-          return el("td", { className: "id" }, el("button", { type: "button", onclick: () => { chooseRun(index); byId("run").scrollIntoView(); } }, ...run.id.split(/(?<=[-_])/).flatMap((part) => [part, el("wbr")])));
+          return el("td", { className: "id" }, el("button", { type: "button", onclick: () => { chooseRun(index); byId("run").scrollIntoView(); byId("chosen-run").focus({ preventScroll: true }); } }, ...run.id.split(/(?<=[-_])/).flatMap((part) => [part, el("wbr")])));
         }
-        return el("td", { className: column.name === "state" ? tone(value) : column.num ? "num" : "" }, shown(value));
+        return el("td", { className: column.name === "state" ? `state ${tone(value)}` : column.num ? "num" : "" }, shown(value));
       }));
     }));
   };
-  const more = el("button", { type: "button", className: "more", onclick: () => { state.all = true; update(false); } });
+  const more = el("button", { type: "button", className: "more", onclick: () => {
+    state.all = true;
+    update(false);
+    tableBox.tBodies[0].rows[FIRST_ROWS].querySelector("input").focus();  // this button is gone
+  } });
   /** Filter and sort anew; the head with its inputs is kept while somebody types there. */
   const update = (withHead = true) => {
     visible = filtered();
@@ -328,6 +345,8 @@
     count.textContent = `${visible.length} of ${runs.length} runs`;
     more.hidden = state.all || visible.length <= FIRST_ROWS;
     more.textContent = `Show all ${visible.length} rows`;
+    onPaper.textContent = [count.textContent, more.hidden ? "" : `the table has the first ${FIRST_ROWS}`, state.search && `search: ${state.search}`,
+      ...Object.entries(state.filters).filter(([, filter]) => filter.trim()).map(([name, filter]) => `${name}: ${filter}`)].filter(Boolean).join("; ");
     redraw();
     legend();
     keep();
@@ -345,7 +364,7 @@
         if (isOn) state.columns.add(column.name); else state.columns.delete(column.name);
         update();
       })))),
-    el("div", { className: "wide runs" }, tableBox), more);
+    onPaper, el("div", { className: "wide runs" }, tableBox), more);
 
   // --- curves ---
 
@@ -447,7 +466,7 @@
     const known = cells.filter((cell) => cell !== null && cell !== undefined);
     if (known.every(isNumber)) {
       const low = Math.min(...known), high = Math.max(...known);
-      return { at: cells, isLog: low > 0 && high / low >= 10, low, high, ticks: null };
+      return { at: cells, isLog: low > 0 && high / low >= 10, low, high, ticks: null, known: [...new Set(known)].sort((a, b) => a - b) };
     }
     const names = [...new Set(known.map(shown))].sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
     return { at: cells.map((cell) => (cell === null || cell === undefined ? null : names.indexOf(shown(cell)))), isLog: false, low: 0, high: Math.max(1, names.length - 1), ticks: names };
@@ -458,14 +477,20 @@
     if (scale.high === scale.low) return 0.5;
     return scale.isLog ? Math.log(value / scale.low) / Math.log(scale.high / scale.low) : (value - scale.low) / (scale.high - scale.low);
   };
+  /** Return the ticks of a chart's axis: at the values themselves, unless they are many or close together. */
+  const ticksOf = (scale) => {
+    if (scale.ticks) return { tickvals: scale.ticks.map((_, i) => i), ticktext: scale.ticks.map(esc) };
+    const type = scale.isLog ? "log" : "linear", shares = scale.known.map((value) => shareOf(scale, value));
+    if (shares.length > 8 || shares.some((share, i) => i > 0 && share - shares[i - 1] < 0.1)) return { type };
+    return { type, tickvals: scale.known, ticktext: scale.known.map(shown) };
+  };
   const withMetric = () => visible.filter((index) => !state.off.has(index) && isNumber(runs[index].cells[state.metric]));
   const slice = (axis) => () => {
     const indices = withMetric(), scale = scaleOf(axis, indices);
-    const ticks = scale.ticks ? { tickvals: scale.ticks.map((_, i) => i), ticktext: scale.ticks.map(esc) } : { type: scale.isLog ? "log" : "linear" };
     return { traces: indices.length ? [{
       type: "scatter", mode: "markers", x: scale.at, y: values(state.metric, indices), customdata: indices, text: indices.map((index) => esc(labels[index])),
       marker: { color: indices.map(colour), size: 8, opacity: 0.85 }, hovertemplate: "%{text}<br>%{y:.5g}<extra></extra>",
-    }] : [], layout: { xaxis: { title: { text: esc(axis) }, ...ticks }, yaxis: { title: { text: esc(state.metric) } } } };
+    }] : [], layout: { xaxis: { title: { text: esc(axis) }, ...ticksOf(scale) }, yaxis: { title: { text: esc(state.metric) } } } };
   };
   const parallel = () => {
     const indices = withMetric().slice(0, 500);
@@ -535,7 +560,7 @@
       return sum / total;
     };
     const z = side[1].map((_, j) => side[0].map((__, i) => mean(i / (CELLS_A_SIDE - 1), j / (CELLS_A_SIDE - 1))));
-    const axis = (scale, name) => ({ title: { text: esc(name) }, ...(scale.ticks ? { tickvals: scale.ticks.map((_, i) => i), ticktext: scale.ticks.map(esc) } : { type: scale.isLog ? "log" : "linear" }) });
+    const axis = (scale, name) => ({ title: { text: esc(name) }, ...ticksOf(scale) });
     const values = known.map((one) => one.value);
     return { traces: [
       ...(known.length > 3 && scales.every((scale) => scale.high > scale.low) ? [{ type: "contour", x: side[0], y: side[1], z, colorscale: "Greys", reversescale: theme === "dark", opacity: 0.55, hoverinfo: "skip",
@@ -604,11 +629,11 @@
   const ledgerChart = () => {
     const indices = byLedger().reverse();
     if (!indices.length) return null;
-    return { traces: data.kinds.filter((kind) => indices.some((index) => runs[index].ledger.seconds[kind.name])).map((kind) => ({
+    return { height: Math.max(420, 18 * indices.length + 110), traces: data.kinds.filter((kind) => indices.some((index) => runs[index].ledger.seconds[kind.name])).map((kind) => ({
       type: "bar", orientation: "h", name: kind.words, y: indices.map((_, at) => at), x: indices.map((index) => (runs[index].ledger.seconds[kind.name] || 0) / 3600),
       marker: { color: theme === "dark" ? kind.dark : kind.light }, customdata: indices, text: indices.map((index) => `${esc(labels[index])}<br>${kind.words}`),
       textposition: "none", hovertemplate: "%{text}: %{x:.3g} h<extra></extra>",
-    })), layout: { barmode: "stack", showlegend: true, legend: { orientation: "h", y: 1.02, yanchor: "bottom" }, margin: { l: 50, r: 14, t: 40, b: 40 },
+    })), layout: { barmode: "stack", showlegend: true, legend: { orientation: "h", y: 1.02, yanchor: "bottom", traceorder: "normal" }, margin: { l: 50, r: 14, t: 56, b: 40 },
       xaxis: { title: { text: "hours" } }, yaxis: { tickvals: indices.map((_, at) => at), ticktext: indices.map((index) => esc(labels[index].slice(0, 60))) } } };
   };
   const hoursChart = () => {
@@ -648,10 +673,10 @@
   const runBox = el("div");
   const series = (chart) => () => ({
     traces: chart.lines.map((line, at) => ({
-      type: "scatter", mode: "lines", name: esc(line.name), text: esc(line.name), x: Array.from(floats.subarray(line.x, line.x + line.n)), y: Array.from(floats.subarray(line.y, line.y + line.n)),
+      type: "scatter", mode: line.n > 12 ? "lines" : "lines+markers", marker: { size: 4 }, name: esc(line.name), text: esc(line.name), x: Array.from(floats.subarray(line.x, line.x + line.n)), y: Array.from(floats.subarray(line.y, line.y + line.n)),
       line: { color: css(`--c${at % 8}`), width: 1.4 }, hovertemplate: "%{text}<br>%{x:.1f} min: %{y:.4g}<extra></extra>",
     })),
-    layout: { xaxis: { title: { text: "minutes" } }, yaxis: { title: { text: esc(chart.unit) }, rangemode: "tozero", ...(chart.is_share ? { tickformat: ".0%" } : {}) } },
+    layout: { xaxis: { title: { text: "minutes" }, rangemode: "tozero" }, yaxis: { title: { text: esc(chart.unit) }, rangemode: "tozero", ...(chart.is_share ? { tickformat: ".0%" } : {}) } },
   });
   const showRun = () => {
     forget(runBox);
@@ -716,8 +741,8 @@
     location.reload();
   });
   let before = null;
-  window.addEventListener("beforeprint", () => { before = theme; useTheme("light"); recolour(); redraw(true); });
-  window.addEventListener("afterprint", () => { if (before) { useTheme(before); recolour(); } });
+  window.addEventListener("beforeprint", () => { before = theme; isPaper = true; useTheme("light"); recolour(); redraw(true); });
+  window.addEventListener("afterprint", () => { isPaper = false; if (before) { useTheme(before); recolour(); } });
   document.documentElement.dataset.table = String(Math.round(performance.now()));
   // The browser first shows the table; then the chart library, three quarters of the page, is unpacked.
   await new Promise((resolve) => { requestAnimationFrame(() => setTimeout(resolve, 0)); });

@@ -323,6 +323,108 @@ def test_a_reload_has_the_same_filters_order_and_columns(clean_tab: Tab, tmp_pat
     assert tab.console == []
 
 
+# Texts of the table of runs that have more than one line, of those that must not break.
+BROKEN = """[...document.querySelectorAll('.runs-table :is(td.num, td.state)')].filter(cell => {
+    const range = document.createRange();
+    range.selectNodeContents(cell);
+    return new Set([...range.getClientRects()].map(box => box.top)).size > 1; }).map(cell => cell.textContent)"""
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [1200, 800])
+def test_numbers_and_states_are_not_broken(clean_tab: Tab, tmp_path: Path, width: int) -> None:
+    tab, page = clean_tab, tmp_path / "page.html"
+    specs = [
+        make_spec(axes={"optim.lr": rate, "optim.weight_decay": "0.1"}, optim__lr=float(rate))
+        for rate in ("1e10", "1234567", "0.1")
+    ]
+    sweep = SweepOnDisk(tmp_path / "runs" / "rates", specs)
+    for index in range(3):
+        sweep.start(index, executor="local", resumed=0)
+        sweep.end(index, state=RunState.COMPLETED, cause="done")
+        sweep.done(index, eval_loss=0.123456789, eval_accuracy=0.987654321, eval_perplexity=123.456789)
+    page.write_text(page_of(sweep), encoding="utf-8")
+    tab.open(page, width=width)
+    rates = "[...document.querySelectorAll('.runs-table tbody tr')].map(row => row.cells[2].textContent).sort()"
+    assert tab.js(rates) == ["0.1", "1234567", "1e10"]
+    assert tab.js(BROKEN) == []
+    assert tab.js("document.documentElement.scrollWidth") <= width, "what is too wide scrolls in its own box"
+    for asked in ("=10000000000|5", "=1e10", ">1e9"):
+        type_into(tab, "[data-filter='optim.lr']", asked)
+        assert tab.js(CELLS) == [0], asked
+        click(tab, "#clear")
+
+
+# Charts that are not drawn as a whole in their figure.
+CUT = """[...document.querySelectorAll('figure .main-svg')].filter(svg => {
+    const box = svg.getBoundingClientRect(), frame = svg.closest('figure').getBoundingClientRect();
+    const drawn = svg.closest('.js-plotly-plot')._fullLayout;
+    const shown = svg.hasAttribute('viewBox') ? svg.viewBox.baseVal : box;
+    return box.left < frame.left || box.right > frame.right || box.bottom > frame.bottom || box.width < 100
+        || shown.width + 1 < drawn.width || shown.height + 1 < drawn.height;
+}).length"""
+
+
+@needs_chromium
+def test_paper_has_whole_charts_and_says_what_it_shows(clean_tab: Tab, tmp_path: Path) -> None:
+    """Also charts that nobody has scrolled to are printed, at the width of the paper."""
+    tab, page = clean_tab, tmp_path / "page.html"
+    page.write_text(page_of(make_sweep(tmp_path / "runs" / "mine", num_runs=40)), encoding="utf-8")
+    tab.open(page, dark=True)
+    type_into(tab, "[data-filter='seed']", "<9")
+    tab.call("Emulation.setEmulatedMedia", media="print")
+    tab.js("window.dispatchEvent(new Event('beforeprint'))")
+    assert tab.js("document.querySelectorAll('.plot:not(.js-plotly-plot)').length") == 0
+    for width in (718, 600, 1000):  # A4, A4 with wide margins, A4 across
+        tab.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        assert tab.js(CUT) == 0, width
+        assert tab.js("document.documentElement.scrollWidth") <= width
+    assert tab.js("document.querySelector('p.onprint').innerText") == (
+        "36 of 40 runs; the table has the first 25; seed: <9"
+    )
+    # Chromium leaves buttons out where it repeats the head of a table on the next page.
+    heads = "[...document.querySelectorAll('.runs-table th span')].map(head => head.innerText.split(' ')[0])"
+    assert tab.js(heads)[:3] == ["run_id", "optim.lr", "seed"]
+    assert tab.js("document.querySelector('.runs-table th button').checkVisibility()") is False
+    tab.call("Emulation.setEmulatedMedia", media="", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+    tab.call("Emulation.setDeviceMetricsOverride", width=1200, height=900, deviceScaleFactor=1, mobile=False)
+    tab.js("window.dispatchEvent(new Event('afterprint'))")
+    see_all(tab)
+    tab.wait(f"{CUT} === 0")
+    assert tab.js("document.querySelectorAll('.main-svg[viewBox]').length") == 0
+    assert tab.js("document.documentElement.dataset.theme") == "dark"
+    assert tab.console == []
+
+
+@needs_chromium
+def test_the_focus_stays_where_a_key_was_pressed(clean_tab: Tab, tmp_path: Path) -> None:
+    """Enter sorts, shows all rows and opens a run; the next Tab goes on from there, not from the top of the page."""
+    tab, page = clean_tab, tmp_path / "page.html"
+    page.write_text(page_of(make_sweep(tmp_path / "runs" / "mine", num_runs=30)), encoding="utf-8")
+    tab.open(page)
+
+    def enter(selector: str) -> None:
+        tab.js(f"document.querySelector({json.dumps(selector)}).focus()")
+        tab.press("Enter", "Enter", 13, "\r")
+
+    enter("[data-column='optim.lr']")
+    assert tab.js("document.querySelector('[data-column=\"optim.lr\"]').closest('th').ariaSort") == "ascending"
+    tab.press("Enter", "Enter", 13, "\r")
+    assert tab.js("document.querySelector('[data-column=\"optim.lr\"]').closest('th').ariaSort") == "descending"
+    assert tab.js("getComputedStyle(document.activeElement).outlineStyle") == "solid", "one sees where the focus is"
+    tab.press("Tab", "Tab", 9)
+    assert tab.js("document.activeElement.dataset.column") == "seed"
+    enter("button.more")
+    assert len(tab.js(CELLS)) == 30
+    assert tab.js("document.activeElement.closest('tr').rowIndex") == 27, "two rows of the head, then the 26th run"
+    enter(".runs-table tbody tr:nth-child(3) .id button")
+    assert tab.js("document.activeElement.id") == "chosen-run"
+    before = tab.js("document.activeElement.value")
+    tab.press("ArrowDown", "ArrowDown", 40)
+    tab.wait(f"document.querySelector('#chosen-run').value !== '{before}'")
+    assert tab.console == []
+
+
 # What a user chose outside the table, as the page's controls and charts show it.
 CHOSEN = """({
   off: [...document.querySelectorAll('.runs-table tbody tr.off')].map(row => row.querySelector('.id').textContent),
