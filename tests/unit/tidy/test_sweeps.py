@@ -271,6 +271,9 @@ def test_a_removed_sweep_is_named_so_and_its_name_is_free(
     assert _call("status", "later") == 1
     assert "was removed by" in capsys.readouterr().err
     assert list_sweeps(tmp_path / "runs") == []
+    for verb in ("why", "rm", "cancel", "hold", "release", "retry", "logs"):  # which also take runs
+        assert _call(verb, "later") == 1
+        assert "the sweep later was removed by" in capsys.readouterr().err, verb
     grid = make_grid(tmp_path / "runs" / "later", sweep.specs, Executor.slurm)
     done = submit_grid(grid, command_line=["hpc-trainer", "submit"])
     assert done.num_submitted == 3
