@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import os
 import shlex
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -350,6 +351,7 @@ def _notes(plan: SweepPlan, arrays: Sequence[ArrayPlan], packing_notes: Iterable
     yield from first_few((scaling_line(spec.config) for spec in grid.specs), _MOST_LRS, "learning rates are scaled")
     yield from first_few(too_large, _MOST_MODELS, "models do not fit")
     yield from first_few((_tracker_line(spec.config) for spec in grid.specs), _MOST_TRACKERS, "trackers")
+    yield from first_few((_webhook_line(spec.config) for spec in grid.specs), _MOST_TRACKERS, "webhooks")
 
 
 def _list_note(specs: Sequence[RunSpec]) -> Iterator[str]:
@@ -476,6 +478,25 @@ def _tracker_line(config: Mapping[str, Any]) -> str | None:
         return None
     what = "hpc-trainer sync needs it here" if name.is_synced else "without it the runs write no event files"
     return f"{missing}; {what}. Training continues without it."
+
+
+def _webhook_line(config: Mapping[str, Any]) -> str | None:
+    """Return a note if the jobs will not have the variable with the webhook's address; its value is never shown."""
+    variable, cluster = config.get("notify", {}).get("webhook_env"), config["cluster"]
+    if variable is None or any(variable in line for line in cluster.get("setup", ())):
+        return None
+    if cluster["executor"] == Executor.slurm and not cluster.get("environment", {}).get("inherit", True):
+        found = "with cluster.environment.inherit=false the jobs do not inherit it. Set it in cluster.setup"
+    elif not (address := os.environ.get(variable)):
+        found = (
+            f"this shell has no variable {variable} that the jobs could inherit. Type export {variable}=ADDRESS before "
+            "submit, or set it in cluster.setup"
+        )
+    elif not address.startswith(("https://", "http://")):
+        found = "its value does not begin with https:// or http://. Export the whole address before submit"
+    else:
+        return None
+    return f"notify.webhook_env={variable}: {found}; otherwise nobody gets a message."
 
 
 def _taken_codes_note(exit_codes: Sequence[tuple[int, int]]) -> Iterator[str]:

@@ -24,6 +24,7 @@ from hpc_trainer.record.layout import (
 )
 from hpc_trainer.record.reading import Faults, exists, read_json
 from hpc_trainer.record.status import SweepStatus, read_status
+from hpc_trainer.record.submissions import read_removed_sweep
 from hpc_trainer.record.trust import check_place, check_trusted
 
 
@@ -148,7 +149,8 @@ def select(
         if all(any(fits(run_id, name) for run_id in _run_ids(candidate)) for name in names):
             status = read_status(SweepPaths(candidate.folder.absolute()), is_look=is_look)
             return status, find_runs(status, names)
-    status = read_status(find_sweep(runs_dir, None), is_look=is_look)
+    removed = next((name for name in names if read_removed_sweep(runs_dir / name) is not None), None)
+    status = read_status(find_sweep(runs_dir, removed), is_look=is_look)  # which raises for a removed sweep
     try:
         return status, find_runs(status, names)
     except RunStateError as error:

@@ -192,7 +192,11 @@ def cancel_jobs(job_ids: Sequence[str], *, signal: str | None = None) -> None:
     """
     targets = _targets(job_ids)
     if targets:
-        run_slurm(["scancel", "--quiet", *([f"--signal={signal}"] if signal else []), *targets])
+        try:
+            run_slurm(["scancel", "--quiet", *([f"--signal={signal}"] if signal else []), *targets])
+        except RefusedError as error:
+            if error.said or not signal:  # with a signal it fails without a word if one of the jobs has ended
+                raise
 
 
 def _targets(job_ids: Sequence[str], most: int = _RANGES_A_WORD) -> list[str]:

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 import time
 import zlib
@@ -27,7 +28,7 @@ from hpc_trainer.record.checkpoint_folders import MANIFEST, Retention, committed
 from hpc_trainer.record.files import make_folder, rename
 from hpc_trainer.record.layout import TRASH, RunPaths, SweepPaths
 from hpc_trainer.record.metrics import scores_in
-from hpc_trainer.record.reading import is_there, names_in
+from hpc_trainer.record.reading import Faults, is_there, names_in, read_json
 from hpc_trainer.record.run_status import RunStatus
 from hpc_trainer.record.spec import RunSpec
 from hpc_trainer.record.states import DONE, RunState
@@ -303,6 +304,20 @@ def _delete(path: Path) -> None:
 
 
 # `rm`: a tombstone first, then the folder under a name that no reader takes for a run, then its files.
+
+
+def check_ours(status: SweepStatus) -> None:
+    """Check that a folder is a sweep, and not another program's with a file of the same name.
+
+    Raises:
+        RunStateError: no run of it is known, and no submit has written its sweep.json.
+    """
+    sweep = status.sweep
+    if not status.specs and "run_ids" not in (read_json(sweep.sweep, Faults()) or {}):
+        raise RunStateError(
+            f"{sweep.folder} has no run, and no sweep.json of hpc-trainer: nothing of it is removed. If nobody needs "
+            f"it: rm -r {shlex.quote(str(sweep.folder))}"
+        )
 
 
 def check_not_needed(folders: Sequence[Path], sweep: SweepPaths, needs: Needs, run_ids: Sequence[str]) -> None:

@@ -201,7 +201,7 @@ def rm(
     from hpc_trainer.cli.common import print_json, print_next, say, warn
     from hpc_trainer.errors import ConfigError
     from hpc_trainer.operate.find import check_one_each, configured_runs_dir, names_runs, select
-    from hpc_trainer.tidy.cleaning import Needs, check_not_needed, remove_runs, remove_sweep
+    from hpc_trainer.tidy.cleaning import Needs, check_not_needed, check_ours, remove_runs, remove_sweep
     from hpc_trainer.tidy.labels import at_rest, check_rests
     from hpc_trainer.tidy.walk import Size, size_of, size_words
 
@@ -214,6 +214,8 @@ def rm(
     is_whole = len(run_ids) == len(status.specs) and not names_runs(status.sweep, names or [])
     folders = [paths.folder] if is_whole else [paths.run(run_id).folder for run_id in run_ids]
     chosen = None if is_whole else run_ids
+    if is_whole:
+        check_ours(status)
     check_rests(status, "rm", chosen)
     check_not_needed(folders, paths, Needs(paths.folder.parent), run_ids)
     size = sum(map(size_of, folders), Size())

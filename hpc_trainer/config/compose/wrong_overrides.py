@@ -10,7 +10,7 @@ import shlex
 import typing
 from collections.abc import Iterable, Sequence
 
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import OverrideParseException
 from omegaconf import MISSING
 
@@ -163,6 +163,7 @@ _LONGEST = 200
 _KEY = re.compile(r"[+~]*[A-Za-z_][\w.@/]*=")
 # Hydra's range, and the words of other tools for one.
 _RANGE = re.compile(r"(tag\(log, ?)?(interval|q?uniform|q?loguniform|randint)\(")
+_NEEDS_QUOTES = re.compile(r"""[\s"'<>|&;]""")
 _FORM = "An override has the form KEY=VALUE, as optim.lr=1e-3. Put a value with spaces in quotes."
 
 
@@ -188,6 +189,9 @@ def unreadable(overrides: Sequence[str], error: Exception) -> str:
             f"{error.override}: a range of a search has a lowest and a highest value. Use {key}=interval(LOW,HIGH), or "
             f"over orders of magnitude {key}=tag(log,interval(LOW,HIGH))."
         )
+    if _KEY.match(error.override) and _NEEDS_QUOTES.search(value):
+        typed = shlex.quote(f"{key}={QuotedString(value, Quote.double).with_quotes()}")
+        return f"{error.override}: Hydra's grammar does not accept this text. Put it into quotes of its own: {typed}."
     return f"{error.override}: Hydra's grammar does not accept this override: {_reason(error)}. {_FORM}"
 
 

@@ -125,6 +125,26 @@ def test_a_package_that_a_tracker_lacks_is_noted_once(tmp_path: Path, monkeypatc
     assert notes("tracker=mlflow", "cluster.python=/env/bin/python") != ()
 
 
+def test_a_webhook_whose_variable_the_jobs_will_not_have_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def notes(*words: str) -> tuple[str, ...]:
+        return make_plan(tmp_path, make_specs(2, *SLURM, "notify.webhook_env=MY_HOOK", *words)).notes
+
+    monkeypatch.delenv("MY_HOOK", raising=False)
+    (unset,) = notes()
+    assert unset.startswith("notify.webhook_env=MY_HOOK: this shell has no variable MY_HOOK")
+    assert notes("cluster.setup=['export MY_HOOK=$(cat ~/.hook)']") == ()
+    monkeypatch.setenv("MY_HOOK", "secret.example.org/T0")
+    (no_address,) = notes()
+    assert "does not begin with https:// or http://" in no_address
+    assert "secret" not in no_address
+    monkeypatch.setenv("MY_HOOK", "https://secret.example.org/T0")
+    assert notes() == ()
+    (kept_out,) = notes("cluster.environment.inherit=false")
+    assert "cluster.environment.inherit=false" in kept_out
+
+
 def _planned(
     *, stop_s: float, mode: str = "REQUEUE", grace_s: int = 20, taken: frozenset[int] = frozenset()
 ) -> SweepPlan:

@@ -186,6 +186,15 @@ def test_cancel_is_one_command_for_all(fake_slurm: FakeSlurm) -> None:
     assert fake_slurm.calls() == ["scancel --quiet 2 1_[0-1]"]
 
 
+def test_a_signal_for_a_job_that_has_ended_is_no_error(fake_slurm: FakeSlurm) -> None:
+    """`scancel --quiet --signal` says nothing of such a job and exits with 1 or 229 (22.05)."""
+    fake_slurm.answer("scancel", code=229)
+    cancel_jobs(["7_0", "7_1"], signal="USR2")
+    fake_slurm.answer("scancel", error="scancel: error: Kill job error on job id 7: Access/permission denied\n", code=1)
+    with pytest.raises(RefusedError, match="permission denied"):
+        cancel_jobs(["7_0"], signal="USR2")
+
+
 def test_how_a_partition_preempts() -> None:
     config = "Configuration data as of 2026-11-21T10:00:00\nKillWait    = 90 sec\nPreemptMode      = REQUEUE\n"
     line = "PartitionName=spare AllowGroups=ALL GraceTime=20 PreemptMode=CANCEL QoS=N/A\n"

@@ -271,11 +271,30 @@ def test_a_removed_sweep_is_named_so_and_its_name_is_free(
     assert _call("status", "later") == 1
     assert "was removed by" in capsys.readouterr().err
     assert list_sweeps(tmp_path / "runs") == []
+    for verb in ("why", "rm", "cancel", "hold", "release", "retry", "logs"):  # which also take runs
+        assert _call(verb, "later") == 1
+        assert "the sweep later was removed by" in capsys.readouterr().err, verb
     grid = make_grid(tmp_path / "runs" / "later", sweep.specs, Executor.slurm)
     done = submit_grid(grid, command_line=["hpc-trainer", "submit"])
     assert done.num_submitted == 3
     assert any("An earlier sweep later was removed" in note for note in done.plan.notes)
     assert read_status(grid.sweep).counts == {"PENDING": 3}
+
+
+def test_a_folder_that_is_no_sweep_of_ours_is_not_removed(
+    sweep: SweepOnDisk, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for text in ("a", "[]", '{"method": "grid"}'):  # a file of another program has the name of one of ours
+        foreign = tmp_path / "runs" / "foreign"
+        foreign.mkdir(parents=True, exist_ok=True)
+        (foreign / "sweep.json").write_text(text)
+        (foreign / "thesis.tex").write_text("x")
+        assert _call("rm", "foreign", "--yes") == 1
+        assert "has no run, and no sweep.json of hpc-trainer" in capsys.readouterr().err
+        assert (foreign / "thesis.tex").exists()
+        assert _call("rm", "--sweep", "foreign", "--yes") == 1
+    (foreign / "sweep.json").write_text('{"sweep": "foreign", "run_ids": []}')
+    assert _call("rm", "foreign", "--yes") == 0
 
 
 def test_what_waits_or_works_is_not_removed(

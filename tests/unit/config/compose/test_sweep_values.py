@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
 from hpc_trainer.config.compose.fast_compose import GridComposer
 from hpc_trainer.errors import ConfigError
-from tests.composed import expand
+from tests.composed import composed, expand
 
 pytestmark = pytest.mark.usefixtures("no_slurm")
 
@@ -63,6 +65,17 @@ def test_a_space_in_one_word_is_fine() -> None:
         assert [point.axes for point in expand(composer, ["optim.lr=1e-3, 3e-3"])] == [
             {"optim.lr": "0.001"}, {"optim.lr": "0.003"},
         ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "value", ['mail -s "$HPC_TRAINER_NOTIFY_TEXT" anna', "cat > /tmp/x.$EVENT", "say 'done'; \\date", "'a' b"]
+)
+def test_a_text_that_needs_quotes_of_its_own(value: str) -> None:
+    """The shell takes the outer quotes away."""
+    message = _message(f"notify.command={value}")
+    assert message.startswith(f"notify.command={value}: Hydra's grammar does not accept this text")
+    typed = shlex.split(message.partition("quotes of its own: ")[2].removesuffix("."))
+    assert composed(typed).notify.command == value
 
 
 @pytest.mark.parametrize("word", ["optim.lr", "3", "optim.lr=foo(1)", "seed=choice()", "optim.lr=,"])
