@@ -21,8 +21,9 @@ import pytest
 
 from hpc_trainer.cli.main import main
 from hpc_trainer.operate.why import NOT_KNOWN, Why, explain
-from hpc_trainer.record.signs import SIGNS, sign_of, with_causes
+from hpc_trainer.record.signs import SIGNS
 from hpc_trainer.record.status import read_status
+from hpc_trainer.record.tracebacks import sign_of, with_causes
 from tests.unit.record.builders import make_specs
 from tests.unit.record.sweeps import SweepOnDisk
 from tests.unit.slurm.fake_slurm import FakeSlurm

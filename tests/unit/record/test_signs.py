@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from hpc_trainer.record.signs import SIGNS, found_in, last_error, sign_of
+from hpc_trainer.record.signs import SIGNS
+from hpc_trainer.record.tracebacks import found_in, last_error, sign_of
 
 FAULT = "uncorrectable ECC error"
 ECC = f"CUDA error: {FAULT} encountered"
