@@ -504,7 +504,8 @@ SIGNS = (
     ),
     _sign(
         "arguments",
-        r"error: (unrecognized arguments: .*|the following arguments are required: .*|argument \S+: .*)",
+        r"error: (unrecognized arguments: .*|the following arguments are required: .*|argument \S+: .*)"
+        r"|(Could not override '[^']+')",
         "the program does not accept its command line: {found}",
         "another command is another run: hpc-trainer submit --command '..'",
     ),
