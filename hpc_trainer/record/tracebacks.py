@@ -33,11 +33,13 @@ def sign_of(lines: Iterable[str]) -> Sign | None:
     """
     lines = _without_ranks(lines)
     sign = next(_signs_in(_telling(lines), lines), None)
-    for pattern, name in () if sign is None else sign.unless:
+    if sign is None:
+        return None
+    for pattern, name in sign.unless:
         if any(re.search(pattern, line) for line in lines):
             other = next(each for each in SIGNS if each.name == name)
             return replace(other, matched=sign.matched, line=sign.line)
-    if sign is not None and _ABORTED.search(sign.line):
+    if _ABORTED.search(sign.line):
         reasons = _signs_in(_before_abort(lines), lines)
         return next((reason for reason in reasons if reason.name != sign.name), sign)
     return sign
@@ -47,7 +49,7 @@ def _signs_in(chosen: Sequence[str], lines: Sequence[str]) -> Iterator[Sign]:
     """Yield the sign of each chosen line that has one, the newest line first."""
     for line in reversed(chosen):
         for sign in SIGNS:
-            match = re.search(sign.pattern, line[:_MAX_CHARS])  # compiled here once: `status` loads them and needs none
+            match = re.search(sign.pattern, line[:_MAX_CHARS])  # compiled when first reached
             if match is not None:
                 named = next((group for group in match.groups() if group), "")[:_MAX_FOUND]
                 shown = named if sign.finds is None else sign.finds(lines)
