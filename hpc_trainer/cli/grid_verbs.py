@@ -46,7 +46,6 @@ from hpc_trainer.launch.stages import Chain, freeze_chain, plan_chain, submit_ch
 from hpc_trainer.launch.submit import Outcome, array_script_of
 from hpc_trainer.operate.control import cancelled_with_sweep, release_runs
 from hpc_trainer.operate.find import configured_runs_dir, elsewhere_too, select
-from hpc_trainer.operate.why import explain
 from hpc_trainer.record.layout import SweepPaths, sweep_folder
 from hpc_trainer.record.processes import is_alive, pid_of
 from hpc_trainer.record.states import RunState
@@ -238,6 +237,8 @@ def run_retry(
     wanted = [run_id for run_id, state in states.items() if state.has_failed or state.needs_submit or run_id in back]
     unknown = next((run_id for run_id, state in states.items() if state is RunState.UNKNOWN), None)
     if not wanted and unknown is not None:
+        from hpc_trainer.operate.why import explain  # late: only here a submit explains a run
+
         why = explain(status, status.run(unknown), asks_slurm=False)
         raise RunStateError(
             f"{unknown} is UNKNOWN, and retry leaves such a run alone, because it may have a job already. "

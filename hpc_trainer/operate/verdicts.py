@@ -157,6 +157,11 @@ REFUSALS = (INCOMPATIBLE_RESUME, INVALID_CONFIG)
 TIMEOUTS = "timeouts"
 """Diagnosis of a run that the time limit ends again and again, each time with progress."""
 
+MAY_PASS = Verdict(
+    "It ended with an error that need not come again. After an error a run is not restarted automatically.", (_LOGS,)
+)
+"""Verdict in place of that on an exception or a program, if the sign does not speak of the code or its input."""
+
 # Verdicts on FAILED runs, by the cause that the worker recorded.
 BY_CAUSE: dict[str, Verdict] = {
     "exception": Verdict(

@@ -20,6 +20,7 @@ from hpc_trainer.operate.logs import log_files
 from hpc_trainer.operate.verdicts import (
     BY_CAUSE,
     BY_STATE,
+    MAY_PASS,
     NO_SLOT,
     REFUSALS,
     STRANGE_CLAIM,
@@ -38,9 +39,10 @@ from hpc_trainer.record.ledger import RunLedger, duration, ledger_line, newest_t
 from hpc_trainer.record.reading import Faults, is_number, read_ends, read_json
 from hpc_trainer.record.run_figures import ask_ledgers
 from hpc_trainer.record.run_status import RunStatus
-from hpc_trainer.record.signs import Sign, found_in, sign_of
+from hpc_trainer.record.signs import Sign
 from hpc_trainer.record.states import LOW_GOODPUT, NOT_FINITE, OUT_OF_MEMORY, POOL, TIMEOUT, RunState
 from hpc_trainer.record.status import SweepStatus, read_status
+from hpc_trainer.record.tracebacks import found_in, sign_of
 from hpc_trainer.record.turns import Stuck
 from hpc_trainer.runtime.pace import better_limit_min, grace_warning
 from hpc_trainer.slurm.jobs import OFF, show_preemption
@@ -143,6 +145,7 @@ _TRACEBACK_LINES = 4
 _HINT_OF_HYDRA = "Set the environment variable HYDRA_FULL_ERROR=1"
 """Beginning of the last line of every Hydra app that fails; it tells nothing of the failure."""
 _LAST_LINES = 8
+_ENDS_AGAIN = (BY_CAUSE["exception"], BY_CAUSE["program"])
 _ALLOWS = re.compile(r"checkpoint\.allow_changes=\[[^]]*\]")
 _AGAIN = "another configuration is another run: hpc-trainer submit with the key above"
 
@@ -203,6 +206,8 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True, ran
     rank = next((candidate for candidate in named if candidate is not None), None)
     verdict, memory = _verdict(status, run), _memory(status, run)
     meaning = meaning_of(run) if memory is None else None
+    if meaning is not None and (meaning.is_of_node or meaning.may_pass) and verdict in _ENDS_AGAIN:
+        verdict = MAY_PASS
     diagnosis = _diagnosis(run, verdict, meaning)
     if diagnosis == NOT_KNOWN:
         says = f"{verdict.says} The reason is unknown: hpc-trainer recognises no line of its output."
@@ -315,9 +320,9 @@ def _stuck(status: SweepStatus, run: RunStatus) -> Stuck | None:
 
 
 def _is_unexplained(run: RunStatus) -> bool:
-    """Return True if a run failed, and no line of its own code and no known cause shows why."""
+    """Return True if a run failed, and no line of its own code, no error of Python and no known cause shows why."""
     is_of_program = run.cause in ("program", None) or run.cause not in BY_CAUSE
-    return run.state is RunState.FAILED and is_of_program and "frame" not in run.error
+    return run.state is RunState.FAILED and is_of_program and run.error.keys().isdisjoint(("frame", "said"))
 
 
 def _diagnosis(run: RunStatus, verdict: Verdict, meaning: Sign | None) -> str:

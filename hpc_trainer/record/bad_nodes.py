@@ -19,7 +19,7 @@ from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.record.files import claim, make_folder_once, to_json
 from hpc_trainer.record.layout import RunPaths, SweepPaths
 from hpc_trainer.record.reading import Faults, as_text, as_time, list_folder, names_in, read_json, typed
-from hpc_trainer.record.signs import sign_of
+from hpc_trainer.record.tracebacks import sign_of
 from hpc_trainer.record.trust import check_trusted, is_ours
 
 _DAYS = 30

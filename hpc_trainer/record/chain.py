@@ -415,7 +415,11 @@ class Waits:
 
 def held_reason(stands: Sequence[Stand]) -> str:
     """Return why a run is held, with the command that releases it."""
-    return f"follows {told(stands)}; hpc-trainer retry {stands[0].name} lets it start"
+    first = stands[0]
+    by = f"hpc-trainer retry {first.name}"
+    if first.state is RunState.NEW:  # also a search with trials left to draw, which `retry` does not know
+        by = f"the same `hpc-trainer submit` of {first.name.partition('/')[0]}"
+    return f"follows {told(stands)}; {by} lets it start"
 
 
 def cancel_follower(paths: RunPaths, failed: Sequence[Stand]) -> None:

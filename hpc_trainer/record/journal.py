@@ -137,7 +137,7 @@ _FAILURE = {
 
 # A line of a traceback, and the line of code below it. The line of a SyntaxError names no function.
 _FRAME = re.compile(r'^ *File "([^"<][^"]*)", line (\d+)(?:, in (.+))?\n(?: *(?!File ")(\S.*))?', re.MULTILINE)
-_INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python3(?:\.\d+)?/")
+_INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python3(?:\.\d+)?/|\.pyx$")
 _OURS = str(Path(__file__).parents[1])
 _MAX_CODE = 200
 

@@ -13,7 +13,6 @@ from typing import Any
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.reading import Faults, is_there, read_ends
 from hpc_trainer.record.run_folder import RunFolder
-from hpc_trainer.record.signs import sign_of
 
 NOT_STARTED = "not started"
 """Cause that the local queue records for such a run, and the key of its verdict."""
@@ -50,7 +49,7 @@ def words_before_the_worker(
         return by_setup
     own = [line for line in _since_logs(lines) if not _SETUP.match(line)]
     shown = [line for line in lines if not line.startswith(_NOT_THE_CAUSE)] or lines
-    if sign_of(own) is not None:
+    if _has_sign(own):
         shown = own
     elif shown and _LOGS_TO in shown[-1]:  # the rank already wrote into its own log, whose first line names the job
         said = _tail(folder.paths.logs / _log_name(shown[-1]), faults)
@@ -89,9 +88,9 @@ def words_of_death(folder: RunFolder, faults: Faults) -> Mapping[str, Any]:
     """Return a record like a rank's failure for a worker that recorded no error, from the output; {} if it has none."""
     lines = _printed(folder, faults)
     said = _since_logs(lines)
-    if sign_of(said) is None and len(said) < len(lines):
+    if not _has_sign(said) and len(said) < len(lines):
         log = _tail(folder.paths.logs / _log_name(lines[-len(said) - 1]), faults)
-        said = [*log, *said] if sign_of(log) is not None else said
+        said = [*log, *said] if _has_sign(log) else said
     return {"message": _most_telling(said)[:_MAX_CHARS], "output": _last(said)} if said else {}
 
 
@@ -105,9 +104,15 @@ def _last(lines: Sequence[str]) -> str:
 
 def _most_telling(lines: Sequence[str]) -> str:
     """Return the newest line with a sign, else the newest line that is not Slurm's, else the newest line."""
-    with_sign = [line for line in lines if sign_of([line]) is not None]
+    with_sign = [line for line in lines if _has_sign([line])]
     others = [line for line in lines if not line.startswith(_NOT_THE_CAUSE)]
     return (with_sign or others or [*lines])[-1]
+
+
+def _has_sign(lines: Sequence[str]) -> bool:
+    from hpc_trainer.record.tracebacks import sign_of  # late: only failed runs need the table of signs
+
+    return sign_of(lines) is not None
 
 
 def _printed(folder: RunFolder, faults: Faults) -> list[str]:

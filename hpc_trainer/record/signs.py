@@ -1,15 +1,14 @@
 """Signs: lines of a failed run's output with a known meaning, what each means, and what helps.
 
-A job may print any text: the text is matched here, and escaped where it is shown (cli/common.py). A line without a
-sign means nothing: `why` then says that it does not know. tests/programs/failing.py fails in most of these ways.
+A line without a sign means nothing: `why` then says that it does not know. record/tracebacks.py finds the sign of an
+output. tests/programs/failing.py fails in most of these ways.
 """
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +25,10 @@ class Sign:
     advice: tuple[str, ...]
     is_of_node: bool = False
     """True if the node is at fault: the same run may succeed on another one."""
+    may_pass: bool = False
+    """True if the same run may succeed later, without a change."""
+    unless: tuple[tuple[str, str], ...] = ()
+    """Pairs of a pattern and a name: if any line of the output has the pattern, the sign of that name is meant."""
     finds: Callable[[Sequence[str]], str] | None = None
     """Function of all lines whose result stands for {found} in `says`; None: `matched` stands for it."""
     matched: str = ""
@@ -33,10 +36,10 @@ class Sign:
 
 
 def _sign(
-    name: str, pattern: str, says: str, *advice: str, is_of_node: bool = False,
-    finds: Callable[[Sequence[str]], str] | None = None,
+    name: str, pattern: str, says: str, *advice: str, is_of_node: bool = False, may_pass: bool = False,
+    unless: tuple[tuple[str, str], ...] = (), finds: Callable[[Sequence[str]], str] | None = None,
 ) -> Sign:  # fmt: skip
-    return Sign(name, pattern, says, advice, is_of_node, finds)
+    return Sign(name, pattern, says, advice, is_of_node, may_pass, unless, finds)
 
 
 _ENQUEUED = re.compile(r"Rank (\d+)\].*last enqueued NCCL work: (\d+)")
@@ -52,7 +55,6 @@ def _late_ranks(lines: Sequence[str]) -> str:
     return f": {ranks} behind the others"
 
 
-_MAX_CHARS, _MAX_FOUND = 500, 80
 _NO_MODULE = "run `module avail` on such a node, and write the right name into cluster.setup"
 _ELSEWHERE = "hpc-trainer retry {run} hardware.exclude={exclude}: the same run continues, on another node"
 _CENTRE = "tell your centre which node it was: {node}"
@@ -63,9 +65,10 @@ _LESS_GPU_MEMORY = (
     "larger GPUs: hardware.gpu_type, hardware.constraint",
 )
 _OWN_CODE = "fix the code or its input, then: hpc-trainer retry {run}"
-
-_DATA_WORKER, _PEER_LOST = "data_worker", "peer_lost"
-_READS_DATA = "/torch/utils/data/"
+_AGAIN = "hpc-trainer retry {run}"
+_FABRIC = r"IBV_WC_\w+|Got completion .* with (?:error|status)"
+"""The InfiniBand network reports an error to NCCL."""
+_READS_DATA = r"/torch/utils/data/"
 """In a frame of a traceback: the program waited for a worker of torch's DataLoader."""
 
 # A line is compared with the signs in this order. The first group may be empty.
@@ -106,9 +109,11 @@ SIGNS = (
     _sign(
         "gpu_none",
         r"No CUDA GPUs are available|no CUDA-capable device is detected|Found no NVIDIA driver|CUDA unknown error"
-        r"|NVIDIA-SMI has failed|CUDA_ERROR_NO_DEVICE",
-        "the program sees no GPU",
-        "does the run ask for one (hardware=gpu_x1, hardware.gpus_per_node)? Is CUDA_VISIBLE_DEVICES set?",
+        r"|NVIDIA-SMI has failed|CUDA_ERROR_NO_DEVICE|invalid device ordinal|No supported gpu backend found"
+        r"|deserialize object on (?:a )?CUDA device|Unable to initialize backend '(?:cuda|gpu|rocm)'",
+        "the program sees no GPU, or fewer than it uses",
+        "does the run ask for them (hardware=gpu_x1, hardware.gpus_per_node)? Is CUDA_VISIBLE_DEVICES set?",
+        "to read weights of a GPU without one: torch.load(.., map_location='cpu')",
         "if other runs found one, its node may be at fault: " + _ELSEWHERE,
     ),
     _sign(
@@ -126,13 +131,14 @@ SIGNS = (
     ),
     _sign(
         "driver_mismatch",
-        r"(?i)driver/library version mismatch",
+        r"(?i)driver/library version mismatch|NVML/RM version mismatch|LibRmVersionMismatch",
         "the node's NVIDIA driver was updated, and the old one is still at work", _ELSEWHERE, _CENTRE,
         is_of_node=True,
     ),
     _sign(
         "gpu_build",
-        r"no kernel image is available|CUDA_ERROR_NO_BINARY_FOR_GPU|Torch not compiled with CUDA enabled",
+        r"no kernel image is available|CUDA_ERROR_NO_BINARY_FOR_GPU|Torch not compiled with CUDA enabled"
+        r"|only supports? [A-Z]\w+ GPUs?\b|requires? (?:a GPU with )?compute capability",
         "the program's CUDA code was not built for this GPU, or not at all",
         "an environment that is built for it (`python -c 'import torch; print(torch.cuda.get_arch_list())'`)",
         "or another GPU: hardware.gpu_type, hardware.constraint",
@@ -176,11 +182,27 @@ SIGNS = (
     ),
     _sign(
         "network",
-        r"nccl(?:SystemError|UnhandledCudaError|InternalError)|NCCL error: unhandled (?:system|cuda) error|IBV_WC_\w+"
-        r"|Got completion .* with (?:error|status)",
+        r"nccl(?:SystemError|UnhandledCudaError|InternalError)|NCCL error: unhandled (?:system|cuda) error"
+        rf"|{_FABRIC}",
         "NCCL, by which the ranks communicate, failed",
         "NCCL_DEBUG=INFO in cluster.env names the call; NCCL_SOCKET_IFNAME and NCCL_IB_HCA choose the network",
         "if it works on other nodes: " + _ELSEWHERE,
+        may_pass=True,
+    ),
+    _sign(
+        "port_taken",
+        r"(?i)Address already in use|EADDRINUSE",
+        "the port that it wanted to listen at is in use",
+        _AGAIN,
+        "let the program choose a free port, or take $MASTER_PORT",
+        may_pass=True,
+    ),
+    _sign(
+        "no_launcher",
+        r"environment variable (\w+) expected, but not set",
+        "the program expects variables of a launcher, and {found} is not set",
+        "start it with torchrun in the command, also for one rank; a run with several ranks gets the variables from "
+        "hpc-trainer",
     ),
     _sign(
         "rendezvous",
@@ -190,9 +212,19 @@ SIGNS = (
         "{logs}: which rank started late, or failed first?",
         "each rank finds the address in $MASTER_ADDR and $MASTER_PORT, its number in $RANK, and the number of ranks "
         "in $WORLD_SIZE",
+        "if no rank failed first: hpc-trainer retry {run}",
+        may_pass=True,
     ),
     _sign(
-        _DATA_WORKER,
+        "slow_data",
+        r"DataLoader timed out after",
+        "a process that reads data for the program took longer than its DataLoader allows",
+        "a longer `timeout` of the DataLoader, more data workers, or data on a faster disk",
+        "if the file system was slow for a while: hpc-trainer retry {run}",
+        may_pass=True,
+    ),
+    _sign(
+        "data_worker",
         r"DataLoader worker \(pid.* exited unexpectedly",
         "a process that reads data for the program (num_workers) ended, most likely because it was killed as the "
         "memory was full, or by an error in compiled code",
@@ -200,16 +232,28 @@ SIGNS = (
         "fewer data workers; num_workers=0 shows an error of the code that reads data",
     ),
     _sign(
-        _PEER_LOST,
+        "peer_lost",
         r"ncclRemoteError|Connection closed by peer|Connection reset by peer|remote process exited|Broken pipe",
         "another process broke the connection: usually because it had failed first",
         "{logs}: which rank failed first, and why?",
+        "if none did: hpc-trainer retry {run}",
+        may_pass=True, unless=((_READS_DATA, "data_worker"), (_FABRIC, "network")),
     ),
     _sign(
-        "port_taken",
-        r"Address already in use|EADDRINUSE",
-        "the port that it wanted to listen at is in use",
-        "let the program choose a free port, or take $MASTER_PORT; hpc-trainer retry {run}",
+        "server_failed",
+        r"\b((?:429|50[0234]) (?:Client|Server) Error)|HTTP Error (429|50[0234])\b|too many (\d+) error responses"
+        r"|(?i:\b(too many requests|service unavailable|bad gateway|gateway time-?out)\b)",
+        "a server refused for the moment, or failed ({found})",
+        "hpc-trainer retry {run}, later",
+        "fetch what it needs once, on a login node, and not in each run",
+        may_pass=True,
+    ),
+    _sign(
+        "certificate",
+        r"CERTIFICATE_VERIFY_FAILED|certificate verify failed|SSLCertVerificationError",
+        "the certificate of a server is not trusted: usually that of a proxy of the site, or the list is old",
+        "SSL_CERT_FILE and REQUESTS_CA_BUNDLE in cluster.env name the site's list of certificates",
+        "or fetch it on a login node first",
     ),
     _sign(
         "no_internet",
@@ -227,7 +271,8 @@ SIGNS = (
     ),
     _sign(
         "not_logged_in",
-        r"\b401 Client Error|GatedRepoError|api_key not configured|Invalid username or password|\b403 Client Error",
+        r"\b401 Client Error|GatedRepoError|api_key not configured|No API key configured"
+        r"|Invalid username or password|\b403 Client Error",
         "a service on the internet does not accept the run's credentials, or got none",
         "log in on a login node, or set the service's variable in cluster.env",
     ),
@@ -280,7 +325,9 @@ SIGNS = (
     _sign(
         "wrong_version",
         r"cannot import name '(\w+)'|undefined symbol: (\S+)|module '[\w.]+' has no attribute '(\w+)'"
-        r"|([\w.]+) size changed, may indicate binary incompatibility|compiled using (NumPy 1)\.x",
+        r"|([\w.]+) size changed, may indicate binary incompatibility|compiled using (NumPy 1)\.x"
+        r"|(\S+) failed to import$|`?([\w.]+)`? was removed in (?:the )?\w+ \d"
+        r"|(Descriptors) cannot (?:not )?be created",
         "packages do not fit each other ({found}): usually another version of one is installed",
         "compare `pip list` in cluster.python's environment with the one in which it worked",
     ),
@@ -291,16 +338,41 @@ SIGNS = (
         "run `file PROGRAM` on such a node, then use another cluster.python or environment",
     ),
     _sign(
+        "no_compiler",
+        r"No working C\+\+ compiler|[Ff]ailed to find C compiler|(CUDA_HOME) environment variable is not set"
+        r"|(Ninja) is required to load"
+        r"|No such file or directory: '(?:\S*/)?(nvcc|gcc|g\+\+|ninja|hipcc)'",
+        "a compiler that it needs to build code is not found on the node",
+        "load the modules that bring it in cluster.setup, such as gcc and cuda",
+        "or build on a login node, or switch off what is compiled (torch.compile, extensions)",
+    ),
+    _sign(
+        "two_openmp",
+        r"OMP: Error #15",
+        "two packages of its environment bring different OpenMP libraries",
+        "install both from the same source (only conda, or only pip)",
+    ),
+    _sign(
         "encoding",
         r"Unicode(?:Decode|Encode)Error",
         "a text has characters that the encoding does not have",
         "PYTHONUTF8=1 in cluster.env, or name the encoding where the file is opened",
     ),
     _sign(
+        "pickled_file",
+        r"Unsupported global: GLOBAL|Unsupported class \S+|Object arrays cannot be loaded"
+        r"|file contains pickled|containing pickled data when allow_pickle=False",
+        "a file that it reads holds pickled Python objects, which the loader refuses because they can run code",
+        "if the file is yours: weights_only=False for torch.load, allow_pickle=True for numpy.load",
+        "else save plain tensors and numbers",
+    ),
+    _sign(
         "damaged_file",
         r"Ran out of input|UnpicklingError|invalid load key|BadZipFile|not a zip file|Compressed file ended before"
         r"|PytorchStreamReader failed|JSONDecodeError|zlib\.error|BadGzipFile|SafetensorError|image file is truncated"
-        r"|CRC check failed|CRC-32|unexpected end of (?:data|file)|cannot identify image file",
+        r"|CRC check failed|CRC-32|unexpected end of (?:data|file)|cannot identify image file"
+        r"|Failed to read all data|No data left in file|No columns to parse from file|magic bytes not found"
+        r"|(?i:truncated (?:file|data|image))|file signature not found",
         "a file that it reads is damaged, cut short, or of another kind",
         "the traceback names the file: compare its size and checksum with the original",
     ),
@@ -328,11 +400,13 @@ SIGNS = (
     _sign(
         "host_memory",
         r"(?i)oom[-_ ]kill|Out Of Memory|task\w* [\d,-]+: Killed|^Killed$|(?:\b(?:ba)?sh|line \d+): +\d+ Killed"
-        r"|^MemoryError\b|\bMemoryError: |DefaultCPUAllocator: (?:can't|not enough)|Cannot allocate memory"
+        r"|^MemoryError\b|MemoryError: |Unable to allocate [\d.]+ \wi?B for an array"
+        r"|DefaultCPUAllocator: (?:can't|not enough)|Cannot allocate memory"
         r"|killed by signal: Killed"
         r"|\(exitcode: -9\)|Signal 9 \(SIGKILL\) received|std::bad_alloc",
-        "it was killed, most likely because the memory was full",
+        "the host's memory was not enough: an allocation failed, or a process was most likely killed for it",
         _MORE_MEMORY,
+        "if the message names a size that is far too large: is a shape wrong?",
     ),
     _sign(
         "disk_full",
@@ -343,7 +417,7 @@ SIGNS = (
     _sign(
         "broken_disk",
         r"Input/output error|Stale file handle|Remote I/O error|Read-only file system"
-        r"|Transport endpoint is not connected",
+        r"|Transport endpoint is not connected|Cannot send after transport endpoint shutdown",
         "the node's disk or file server failed",
         "hpc-trainer retry {run}", "if it fails again: " + _ELSEWHERE,
         is_of_node=True,
@@ -359,6 +433,14 @@ SIGNS = (
         r"[Uu]nable to lock file|No locks available",
         "a file could not be locked: another process has it open, or its file system has no locks",
         "HDF5_USE_FILE_LOCKING=FALSE by cluster.env, if the run only reads the file; else a copy for each run",
+    ),
+    _sign(
+        "lock_held",
+        r"database is locked|The file lock '.+' could not be acquired",
+        "another process held a lock for longer than the program waits",
+        _AGAIN,
+        "a longer time-out of the lock, or a database or file for each run; SQLite is slow on a shared file system",
+        may_pass=True,
     ),
     _sign(
         "file_too_large",
@@ -378,6 +460,13 @@ SIGNS = (
         r"|BlockingIOError: \[Errno 11\]|Resource temporarily unavailable",
         "it has more processes or threads than its limit allows (ulimit -u)",
         "fewer data workers or threads (OMP_NUM_THREADS in cluster.env)",
+    ),
+    _sign(
+        "exists",
+        r"\bFileExistsError\b|: File exists$",
+        "a file or folder that it wants to make exists already",
+        "did an attempt before make it, or another rank? Then exist_ok=True in os.makedirs, or another name",
+        "or a folder for each run: {{run.dir}} in train.command",
     ),
     _sign(
         "permission",
@@ -406,8 +495,17 @@ SIGNS = (
         "compare the number of classes, or of tokens, with the largest one in the data; then: hpc-trainer retry {run}",
     ),
     _sign(
+        "no_data",
+        r"but got num_samples=0|Couldn't find any class folder"
+        r"|(?i:\bfound (?:0|no) (?:valid )?(?:files?|images?|samples?)\b|\bno (?:data )?(?:files|images|samples) found)"
+        r"|(?i:data ?set is empty)",
+        "it found no data",
+        "does the path of its data exist on the node? Is a filter or a split too narrow?",
+    ),
+    _sign(
         "arguments",
-        r"error: (unrecognized arguments: .*|the following arguments are required: .*|argument \S+: .*)",
+        r"error: (unrecognized arguments: .*|the following arguments are required: .*|argument \S+: .*)"
+        r"|(Could not override '[^']+')",
         "the program does not accept its command line: {found}",
         "another command is another run: hpc-trainer submit --command '..'",
     ),
@@ -419,7 +517,8 @@ SIGNS = (
     ),
     _sign(
         "not_a_number",
-        r"(?i)\b(?:loss|gradients?) (?:is|are|was|became) (?:nan|inf)|returned nan values|FloatingPointError",
+        r"(?i)\b(?:loss|gradients?) (?:is|are|was|became) (?:nan|inf)|returned nan values|FloatingPointError"
+        r"|(?i:loss scale (?:already at|below|reached)|minimum loss scale)",
         "a loss or a gradient became NaN or infinite",
         "a smaller learning rate, clipping, fp32; is there NaN in the data?",
     ),
@@ -441,7 +540,8 @@ SIGNS = (
         "signal",
         r"ended with SIG(TERM|INT|HUP|USR1|USR2|PIPE|QUIT|ALRM)",
         "a signal ended it that neither hpc-trainer nor Slurm sent: SIG{found}",
-        "did it, or a user on the node, send the signal? {logs}", "hpc-trainer retry {run}",
+        "did it, or a user on the node, send the signal? {logs}", _AGAIN,
+        may_pass=True,
     ),
     _sign(
         "launch_failed",
@@ -456,107 +556,3 @@ SIGNS = (
         "check cluster.srun_args, and hardware.* if the error names a resource",
     ),
 )  # fmt: skip
-
-_TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
-# Errors of a program that only passes on the failure of another one, which is told above it.
-_PASSED_ON = re.compile(
-    r"ChildFailedError|CalledProcessError|ProcessRaisedException|ProcessExitedException|the program ended with|"
-    r"Primary job terminated|BrokenProcessPool"
-)
-_DIRECT_CAUSE = "the direct cause of the following exception"
-_WARNING = re.compile(r"\bWARNING\b|Warning: |\[W\d|level=warn|(?i:\bretrying\b)")
-_ABORTED = re.compile(r"ended with SIGABRT|^Aborted\b|what\(\):|terminate called")
-_CPP_ERROR, _LINES_ABOVE = "terminate called", 3
-
-
-def sign_of(lines: Iterable[str]) -> Sign | None:
-    """Return the sign that the newest telling line shows, with `matched`, `line` and `says` filled in, or None.
-
-    If the output ends with a traceback, only its error counts: earlier lines did not end the run.
-    """
-    lines = [*lines]
-    sign = next(_signs_in(_telling(lines), lines), None)
-    if sign is not None and sign.name == _PEER_LOST and any(_READS_DATA in line for line in lines):
-        worker = next(each for each in SIGNS if each.name == _DATA_WORKER)
-        return replace(worker, matched=sign.matched, line=sign.line)
-    if sign is not None and _ABORTED.search(sign.line):
-        reasons = _signs_in(_before_abort(lines), lines)
-        return next((reason for reason in reasons if reason.name != sign.name), sign)
-    return sign
-
-
-def _signs_in(chosen: Sequence[str], lines: Sequence[str]) -> Iterator[Sign]:
-    """Yield the sign of each chosen line that has one, the newest line first."""
-    for line in reversed(chosen):
-        for sign in SIGNS:
-            match = re.search(sign.pattern, line[:_MAX_CHARS])  # compiled here once: `status` loads them and needs none
-            if match is not None:
-                named = next((group for group in match.groups() if group), "")[:_MAX_FOUND]
-                shown = named if sign.finds is None else sign.finds(lines)
-                yield replace(sign, says=sign.says.replace("{found}", shown), matched=named, line=line)
-                break
-
-
-def _before_abort(lines: Sequence[str]) -> list[str]:
-    """Return the lines in which a program that aborted says why: an error of C++ and the lines just above it."""
-    ends = [index for index, line in enumerate(lines) if _CPP_ERROR in line]
-    return [line for line in lines[max(0, ends[-1] - _LINES_ABOVE) :] if not _WARNING.search(line)] if ends else []
-
-
-_NEAR_THE_END = 10
-
-
-def last_error(lines: Sequence[str]) -> str | None:
-    """Return the line `ValueError: ..` of a traceback with which a program ended; None if it did not end with one."""
-    begins = [index for index, line in enumerate(lines) if _TRACEBACK.search(line)]
-    errors = (
-        index for index in range(begins[-1] + 1 if begins else len(lines), len(lines)) if lines[index][:1].strip()
-    )
-    index = next(errors, None)
-    if index is None or len(lines) - index > _NEAR_THE_END or _PASSED_ON.search(lines[index]):
-        return None
-    return lines[index].strip()[:_MAX_CHARS]
-
-
-def _telling(lines: Sequence[str]) -> list[str]:
-    """Return the lines that may show why a run ended: no warnings, nothing above the last error's traceback."""
-    begins = [index for index, line in enumerate(lines) if _TRACEBACK.search(line)]
-    first = len(lines)
-    for index in reversed(begins):
-        error = [line for line in lines[index + 1 : first] if line.strip() and not line[:1].isspace()]
-        first = index
-        is_passed_on = not error or any(map(_PASSED_ON.search, error[:1]))
-        if not is_passed_on and not _has_cause_above(lines, index):
-            break
-    else:
-        first = 0
-    has_frames = bool(begins)
-    lines_left = [line for line in lines[first:] if not (has_frames and line[:2] == "  ")]
-    return [line for line in lines_left if not _WARNING.search(line)]
-
-
-def _has_cause_above(lines: Sequence[str], index: int) -> bool:
-    """Return True if the error of the traceback that begins at `index` was caused by that of the traceback above it."""
-    return any(_DIRECT_CAUSE in line for line in lines[max(0, index - 3) : index])
-
-
-def with_causes(lines: Sequence[str], most: int) -> list[str]:
-    """Return the last `most` lines, and above them the chain of tracebacks that led to the last one, without frames."""
-    first = max(0, len(lines) - most)
-    begins = [index for index, line in enumerate(lines) if _TRACEBACK.search(line)]
-    chain: list[str] = []
-    for index, end in reversed([*itertools.pairwise([*begins, len(lines)])]):
-        if index < first:
-            error = [line for line in lines[index + 1 : min(end, first)] if line.strip() and not line[:1].isspace()]
-            chain = [lines[index], *error, *chain]
-        if not _has_cause_above(lines, index):
-            break
-    return [*chain, *lines[first:]]
-
-
-def found_in(lines: Sequence[str], line: str) -> Iterator[int]:
-    """Yield the numbers, counted from 1, of the lines that are or contain this one, the newest first."""
-    wanted = line.strip()
-    for index in range(len(lines) - 1, -1, -1):
-        if wanted and wanted in lines[index]:
-            yield index + 1

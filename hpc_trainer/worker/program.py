@@ -29,8 +29,8 @@ from hpc_trainer.record.metrics import MetricsLog, NewLines, Told, newest_metric
 from hpc_trainer.record.reading import Faults, Watch, names_in, read_json
 from hpc_trainer.record.redaction import Redaction
 from hpc_trainer.record.rungs import pause_step
-from hpc_trainer.record.signs import last_error, with_causes
 from hpc_trainer.record.states import CANCEL, KILLED, POOL, RUNG, RunState
+from hpc_trainer.record.tracebacks import last_error, last_traceback, with_causes
 from hpc_trainer.runtime.pace import SaveTimer
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.spans import Spans
@@ -406,8 +406,9 @@ class _Rank:
 
     def _fail(self, code: int | None) -> None:
         is_killed = code == -signal.SIGKILL
-        output = _last_lines(self._paths.log(self._attempt, self._env.rank))
-        frame, said = own_frame(output), last_error(output.splitlines())
+        lines = _last_lines(self._paths.log(self._attempt, self._env.rank))
+        output = "\n".join(with_causes(lines, _LAST_LINES))
+        frame, said = own_frame("\n".join(last_traceback(lines))), last_error(lines)
         message = f"the program ended with {_ending(code)}"
         print(
             f"{message}: {self._shown(self._program.arguments if self._program else ())}", file=sys.stderr, flush=True
@@ -493,13 +494,12 @@ def _is_written(path: str, since: float) -> bool:
     return stat.S_ISREG(info.st_mode) and bool(info.st_mode & stat.S_IWUSR) and info.st_mtime >= since
 
 
-def _last_lines(log: Path) -> str:
-    """Return the last lines that the program printed, without colours, and the errors that led to the last one."""
+def _last_lines(log: Path) -> list[str]:
+    """Return the last lines that the program printed, without colours."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _LAST_BYTES))
             text = file.read().decode(errors="replace")
     except OSError:
-        return ""
-    lines = _COLOUR.sub("", text).rpartition(_STARTS)[2].splitlines()[1:]
-    return "\n".join(with_causes(lines, _LAST_LINES))
+        return []
+    return _COLOUR.sub("", text).rpartition(_STARTS)[2].splitlines()[1:]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.integration.failures.test_watchdog import DATA, WORDS
-from tests.programs.failing import CGROUPS, LABELS, SAYS
+from tests.programs.failing import BLIND, CGROUPS, LABELS, SAYS
 from tests.starting_points import PROGRAMS
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ CORPUS = ROOT / "tests" / "unit" / "operate" / "failures.jsonl"
 
 def plain(text: str) -> str:
     """A recorded text without the names of this machine, and without checksums, which would no longer fit."""
-    text = re.sub(r"/tmp/pytest-of-[^\"\s\\]*?/(?=failing\.py)", "/home/anna/project/", text)
+    text = re.sub(r"/tmp/(?:pytest-of|hpc_trainer)-[^\"\s\\]*?/(?=(?:failing|train)\.py)", "/home/anna/project/", text)
     text = re.sub(r"/tmp/pytest-of-[^\"\s:\\]*", "/home/anna/project", text)  # no backslash: that of a quote in JSON
     text = re.sub(r"/[^\"\s:\\]*/slurm_script", "/var/spool/slurmd/job7/slurm_script", text)
     for prefix in {sys.prefix, sys.base_prefix, str(Path(pytest.__file__).parents[4])}:
@@ -39,7 +39,8 @@ def plain(text: str) -> str:
 @pytest.mark.timeout(1800)
 def test_why_names_the_reason_of_each(local: LocalDriver) -> None:
     """With HPC_TRAINER_UPDATE_GOLDEN=1 the corpus is recorded anew."""
-    (local.folder / "failing.py").write_bytes((PROGRAMS / "failing.py").read_bytes())
+    for name in ("failing.py", "blind_failures.txt"):
+        (local.folder / name).write_bytes((PROGRAMS / name).read_bytes())
     labels = {case: label for case, label in LABELS.items() if case != "cgroup" or os.access(CGROUPS, os.W_OK)}
     process = local.start(
         "submit", "--command", "python failing.py {params.case}", f"params.case={','.join(labels)}", "sweep_name=bad",
@@ -79,7 +80,9 @@ def test_why_names_the_reason_of_runs_that_train(local: LocalDriver) -> None:
 
 def _record(folder: Path, case: str, label: str) -> dict[str, object]:
     files = {name: plain((folder / name).read_text()) for name in ("attempt-000.jsonl", "logs/attempt-000.rank-0.log")}
+    source = SAYS[case][1] if case in SAYS else BLIND[case].source if case in BLIND else ""
+    again = {"again": BLIND[case].again} if case in BLIND else {}
     return {
-        "case": case, "label": label, "source": SAYS[case][1] if case in SAYS else "tests/programs/failing.py",
+        "case": case, "label": label, **again, "source": source or "tests/programs/failing.py",
         "overrides": ["cluster=local"], "files": files,
     }  # fmt: skip

@@ -18,7 +18,7 @@ from hpc_trainer.launch.follow import Gate
 from hpc_trainer.launch.freeze import Grid, freeze_grid
 from hpc_trainer.launch.grids import plan_grid, retry, submit_grid
 from hpc_trainer.record import chain
-from hpc_trainer.record.chain import Awaited, find_awaited, followers_of, look_at, read_decision
+from hpc_trainer.record.chain import Awaited, find_awaited, followers_of, held_reason, look_at, read_decision
 from hpc_trainer.record.files import write_json, write_marker
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import SweepPaths
@@ -241,6 +241,14 @@ def test_what_a_failure_before_the_submit_means(
     assert "--dependency" not in _sbatch(fake_slurm)[-1]
     decision = read_decision(grid.sweep.run(grid.specs[0].run_id))
     assert decision.get("decision") == ("held" if is_held else None)
+
+
+def test_what_lets_a_held_run_start() -> None:
+    """`retry` knows no trials that a search has not drawn yet."""
+    said = held_reason([chain.Stand("first/run-0", RunState.FAILED), chain.Stand("first", RunState.NEW)])
+    assert said.endswith("; hpc-trainer retry first/run-0 lets it start")
+    said = held_reason([chain.Stand("search", RunState.NEW)])
+    assert said.endswith("; the same `hpc-trainer submit` of search lets it start")
 
 
 def _held_behind_a_failure(slurm: FakeSlurm) -> tuple[Grid, Grid]:

@@ -20,9 +20,11 @@ from typing import Any
 import pytest
 
 from hpc_trainer.cli.main import main
+from hpc_trainer.operate.verdicts import MAY_PASS
 from hpc_trainer.operate.why import NOT_KNOWN, Why, explain
-from hpc_trainer.record.signs import SIGNS, sign_of, with_causes
+from hpc_trainer.record.signs import SIGNS
 from hpc_trainer.record.status import read_status
+from hpc_trainer.record.tracebacks import sign_of, with_causes
 from tests.unit.record.builders import make_specs
 from tests.unit.record.sweeps import SweepOnDisk
 from tests.unit.slurm.fake_slurm import FakeSlurm
@@ -69,6 +71,8 @@ def test_each_recorded_failure_is_explained(
     sweep = _laid_out(record, tmp_path / "runs" / "sweep", fake_slurm)
     why = found[record["case"]] = _why(sweep)
     assert why.diagnosis in (record["label"], NOT_KNOWN), why
+    if "again" in record and record["again"] != "either":  # what the label says of a repetition
+        assert (MAY_PASS.says in why.verdict) is (record["again"] == "may_pass"), why
     places = [match for line in why.evidence if (match := _PLACE.fullmatch(line)) is not None]
     if why.state.has_failed and any(name.endswith(".log") for name in record["files"]) and not _is_silent(record):
         assert places, why.evidence

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from hpc_trainer.record.signs import SIGNS, found_in, last_error, sign_of
+from hpc_trainer.record.signs import SIGNS
+from hpc_trainer.record.tracebacks import found_in, last_error, last_traceback, sign_of, with_causes
 
 FAULT = "uncorrectable ECC error"
 ECC = f"CUDA error: {FAULT} encountered"
@@ -55,6 +56,11 @@ _ABORTED = "the program ended with SIGABRT: python train.py"
           "ConnectionResetError: [Errno 104] Connection reset by peer"], "data_worker"),
         (["Traceback (most recent call last):", '  File "/x/own.py", line 1, in read',
           "ConnectionResetError: [Errno 104] Connection reset by peer"], "peer_lost"),
+        # What another line of the output says about a connection that broke.
+        (["[0] NCCL WARN NET/IB : Got completion from peer 10.0.35.1<49189> with error 12, opcode 0",
+          "Traceback (most recent call last):", "  frame", "ncclRemoteError: A call failed"], "network"),
+        # torch prefixes the lines of a rank, also the frames, which are no errors.
+        ([f"[rank3]: {line}" for line in ("Traceback (most recent call last):", f"  raise {ECC}", MODULE)], _OTHER),
         # A program that aborted says why just above, and hpc_trainer's own line about the signal does not hide it.
         ([*_CPP, "  what():  std::bad_alloc", _ABORTED], "host_memory"),
         ([*_CPP, "  what():  CUDA error: an illegal memory access", "frame #0: f", _ABORTED], "gpu_access"),
@@ -103,6 +109,32 @@ def test_signs_of_a_node_and_no_others_send_the_run_elsewhere() -> None:
     assert of_node < {sign.name for sign in SIGNS if any("hardware.exclude" in words for words in sign.advice)}
 
 
+def test_a_run_that_may_succeed_later_is_repeated_by_the_advice() -> None:
+    assert all(any("hpc-trainer retry {run}" in words for words in sign.advice) for sign in SIGNS if sign.may_pass)
+
+
+def test_a_sign_that_gives_way_names_one_that_is_there() -> None:
+    names = {sign.name for sign in SIGNS}
+    assert all(name in names for sign in SIGNS for _, name in sign.unless)
+
+
+_OF_TORCHRUN = [
+    "Traceback (most recent call last):", '  File "/home/me/train.py", line 1, in <module>', "ValueError: bad shard 7",
+    "E1127 07:21:16.210000 25275 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1)",
+    "Traceback (most recent call last):", '  File "/env/lib/python3.11/site-packages/torch/run.py", line 1, in main',
+    "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:", "=" * 60, "t.py FAILED",
+    *["  exitcode  : 1"] * 30,
+]  # fmt: skip
+
+
+def test_the_error_of_a_rank_is_found_above_that_of_torchrun() -> None:
+    assert last_error(_OF_TORCHRUN) == "ValueError: bad shard 7"
+    assert last_traceback(_OF_TORCHRUN) == _OF_TORCHRUN
+    kept = with_causes(_OF_TORCHRUN, 5)
+    assert "ValueError: bad shard 7" in kept
+    assert not any(line.startswith("  File") for line in kept)
+
+
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
@@ -112,6 +144,7 @@ def test_signs_of_a_node_and_no_others_send_the_run_elsewhere() -> None:
           "Traceback (most recent call last):", "  frame", "ValueError: two", "  lines", "more"], "ValueError: two"),
         (["Traceback (most recent call last):", "  frame", "KeyError: 1", *["step 3"] * 10], None),
         (["Traceback (most recent call last):", "  frame", "CalledProcessError: 3"], None),
+        (["[rank0]: Traceback (most recent call last):", "[rank0]:   frame", "[rank0]: KeyError: 1"], "KeyError: 1"),
     ],
 )  # fmt: skip
 def test_the_error_with_which_a_program_ended(lines: list[str], said: str | None) -> None:

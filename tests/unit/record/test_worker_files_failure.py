@@ -45,6 +45,14 @@ def test_of_a_chain_the_last_error_counts(project: Path) -> None:
     assert own_frame(text) == "net_of_mine.py:16 in hides: raise RuntimeError('no good') from error"
 
 
+def test_a_frame_of_cython_is_a_librarys() -> None:
+    text = '  File "pandas/_libs/parsers.pyx", line 735, in pandas._libs.parsers.TextReader.__cinit__\n'
+    assert (
+        own_frame(f'  File "/home/me/a.py", line 1, in <module>\n    read()\n{text}')
+        == "/home/me/a.py:1 in <module>: read()"
+    )
+
+
 def test_a_file_that_is_no_python_is_named(project: Path) -> None:
     assert own_frame(_raised("import broken_of_mine")) == "broken_of_mine.py:2: if x"
 
