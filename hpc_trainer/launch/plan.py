@@ -263,7 +263,11 @@ def _over_account(specs: Sequence[RunSpec]) -> Iterator[str]:
 def _name_notes(specs: Sequence[RunSpec]) -> Iterator[str]:
     """Yield a note on each hardware profile that was chosen by another name than its file's `name:`."""
     chosen: dict[str, str] = {}
+    alike: dict[tuple[str | None, ...], RunSpec] = {}  # each choice once: 10,000 points share a few
     for spec in specs:
+        words = [word for word in spec.overrides if word.startswith("hardware")]
+        alike[(spec.axes.get("hardware"), spec.hardware, *words)] = spec
+    for spec in alike.values():
         overrides = dict(word.partition("=")[::2] for word in spec.overrides)
         typed = spec.axes.get("hardware", overrides.get("hardware"))
         if typed is None or "hardware.name" in overrides:

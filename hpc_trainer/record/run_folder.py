@@ -274,7 +274,7 @@ def unstarted_folder(
     return RunFolder(
         paths=paths, submission=submission, element=index, job_id=job_of_run(submission, index, turn), turn=turn,
         attempts=[], heartbeat={}, result={}, markers=frozenset(), waits=waits, is_empty=True,
-        rivals=tuple(rival for rival in rivals if rival[0] is not submission), removed=removed, held=held,
+        rivals=tuple([rival for rival in rivals if rival[0] is not submission]), removed=removed, held=held,
     )  # fmt: skip
 
 

@@ -174,7 +174,7 @@ def status_of(
         remarks=tuple(beat.get("remarks", {}).values()) if running else (),
         age_s=None if seen is None else max(0.0, time.time() - seen),
         num_steps=spec.num_steps or int(beat.get("num_steps", 0)),
-        stop_s=beat["step_s"] + beat["save_s"] if {"step_s", "save_s"} <= beat.keys() else None,
+        stop_s=beat["step_s"] + beat["save_s"] if "step_s" in beat and "save_s" in beat else None,
         submission=folder.submission,
         waits_in_sweep=folder.waits is not None and state is RunState.PENDING,
         failure=failure,
@@ -195,6 +195,8 @@ def _failure_of(
     spec: RunSpec, folder: RunFolder, state: RunState, cause: str | None, faults: Faults
 ) -> Mapping[str, Any]:
     """Return the first error that a run recorded, or what the output of its job tells; {} if there is none."""
+    if not state.has_failed:
+        return {}
     newest, own_faults = folder.newest, FaultsOf(spec.run_id, faults)
     failure: Mapping[str, Any] = {}
     if ended_before_it_began(folder, state):
@@ -205,7 +207,7 @@ def _failure_of(
     elif state is RunState.FAILED and newest is not None:
         # Written by the first rank that failed: rank 0 may have been killed before it could record the failure.
         failure = read_failure(folder.paths.failure(newest.attempt), own_faults)
-    if not failure and state.has_failed and folder.is_on_slurm and newest is not None and not newest.has_ended:
+    if not failure and folder.is_on_slurm and newest is not None and not newest.has_ended:
         return words_of_death(folder, own_faults)
     if cause == KILLED and state is RunState.FAILED and folder.is_on_slurm and not folder.is_in_pool:
         return _with_words_of_slurm(folder, failure, faults)
@@ -221,10 +223,10 @@ def _with_words_of_slurm(folder: RunFolder, failure: Mapping[str, Any], faults: 
 
 def _pending_reason(waiting: QueueEntry | None, folder: RunFolder, state: RunState) -> str | None:
     """Return Slurm's reason why a job waits; None for a run that a user or a failed run holds: its cause says more."""
-    is_ours = state is RunState.HELD and (folder.held is not None or folder.waits_for is not None)
-    if waiting is None or state not in WAITS or is_ours:
+    if waiting is None or state not in WAITS:
         return None
-    return waiting.reason or None
+    is_ours = state is RunState.HELD and (folder.held is not None or folder.waits_for is not None)
+    return None if is_ours else waiting.reason or None
 
 
 def _shown_job(folder: RunFolder, state: RunState) -> str | None:

@@ -172,9 +172,11 @@ class SchedulerView:
 
 def _is_its(entry: JobRow, folder: RunFolder) -> bool:
     """Return True if an entry with the id of the run's job belongs to the run's job."""
-    if folder.submission is not None and not folder.uuid:  # the line with the uuid is lost: compare the sweep's name
-        return _is_of_sweep(entry, folder)
-    return is_of(entry, folder.uuid)
+    submission = folder.submission
+    if submission is None:
+        return is_of(entry, "")
+    # Without a uuid, because its line is lost, the sweep's name is compared.
+    return is_of(entry, submission.uuid) if submission.uuid else _is_of_sweep(entry, folder)
 
 
 def _is_of_sweep(entry: JobRow, folder: RunFolder) -> bool:
