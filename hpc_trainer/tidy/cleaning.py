@@ -83,7 +83,9 @@ class Needs:
 
     def __init__(self, runs_dir: Path) -> None:
         places = {os.path.abspath(runs_dir), os.path.realpath(runs_dir)}  # noqa: PTH100
-        heads = tuple(f'"{place}/'.encode() for place in places)
+        # As JSON has them: with other letters escaped, or not.
+        texts = {json.dumps(f"{place}/", ensure_ascii=escaped)[:-1] for place in places for escaped in (True, False)}
+        heads = tuple(text.encode(errors="surrogateescape") for text in texts)
         self._at: dict[str, list[Need]] = {}
         self._below: dict[str, list[Need]] = {}
         """Needs by every folder above their path."""
