@@ -148,14 +148,14 @@ def _print_rows(table: ResultTable, rows: Sequence[dict[str, Any]]) -> None:
     width = terminal_width()
     if width is not None and table.chosen is None and len(table.rows) > 1:
         alike = [column for column in columns if _is_alike(table, column)]
-        shared = [f"{_heading(column).lower()}={_text(column, table.rows[0])}" for column in alike]
+        shared = [f"{_heading(column, table).lower()}={_text(column, table.rows[0])}" for column in alike]
         for line in textwrap.wrap(f"All: {one_line(' '.join(shared))}", width) if shared else ():
             say(line)
         columns = [column for column in columns if column not in alike]
     print_table(
-        [_heading(column).upper() for column in columns],
+        [_heading(column, table).upper() for column in columns],
         [[_cell(column, row) for column in columns] for row in rows],
-        least=[_heading(column).upper() for column in _LEAST if column in columns],
+        least=[_heading(column, table).upper() for column in _LEAST if column in columns],
     )
 
 
@@ -183,8 +183,10 @@ def _is_alike(table: ResultTable, column: str) -> bool:
     return len({_text(column, row) for row in table.rows}) == 1
 
 
-def _heading(column: str) -> str:
-    return _TIMES.get(column, column)
+def _heading(column: str, table: ResultTable) -> str:
+    """Return the short name of a column of times, unless a metric or an axis has that name."""
+    short = _TIMES.get(column, column)
+    return column if short in (*table.metrics, *table.axes) else short
 
 
 def _cell(column: str, row: Mapping[str, Any]) -> str | RunState:

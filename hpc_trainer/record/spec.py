@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,9 +38,10 @@ if TYPE_CHECKING:
 
 
 class LateConfig(Mapping[str, Any]):
-    """Configuration in a line with a valid checksum, parsed at the first access.
+    """Configuration in a line with a valid checksum, parsed when it is looked at.
 
-    10,000 parsed configurations would take 190 MB and 1.1 s; their lines in the file take nothing.
+    10,000 parsed configurations would take 380 MB and 2 s; their lines in the file take nothing. So the process keeps
+    only the newest `_MOST_PARSED`, and parses another again: loops over all runs should look at each run once.
     """
 
     __slots__ = ("_found", "_offset", "_path", "_size")
@@ -58,25 +59,28 @@ class LateConfig(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._content())
 
-    def forget(self) -> None:
-        """Drop the parsed configuration; the next access parses it again."""
-        self._found = None
-
     def _content(self) -> Mapping[str, Any]:
         """Return the parsed configuration.
 
         Raises:
             RunStateError: since the line was read, the file was removed or replaced.
         """
-        if self._found is None:
+        found = self._found
+        if found is None:
             try:
                 with self._path.open("rb") as file:
                     config = parse_record(os.pread(file.fileno(), self._size, self._offset))["config"]
             except (OSError, ValueError, KeyError) as error:
                 raise RunStateError(f"{self._path} was changed while it was read ({error}). Try again.") from error
-            self._found = dict(config)
-        return self._found
+            self._found = found = dict(config)
+            _parsed.append(self)
+            if len(_parsed) > _MOST_PARSED:
+                _parsed.popleft()._found = None
+        return found
 
+
+_MOST_PARSED = 500
+_parsed: deque[LateConfig] = deque()
 
 SPEC_FORMAT = 1
 
@@ -495,13 +499,15 @@ def find_axes(specs: Sequence[RunSpec]) -> dict[str, dict[str, str]]:
     """
     # An app's override that deletes a key (`~callbacks`) has no value; earlier versions stored it among the axes.
     swept = list(dict.fromkeys(axis for spec in specs for axis in spec.axes if "~" not in axis))
+    named = [key for key in _named(specs) if key not in swept]
+    found = _configured_keys(specs, [*(axis for axis in swept if any(axis not in spec.axes for spec in specs)), *named])
     rows: dict[str, dict[str, str | None]] = {spec.run_id: {} for spec in specs}
     for axis in swept:
-        typed = _words_as_typed(axis, specs)
+        typed = _words_as_typed(axis, specs, found)
         for spec in specs:
-            rows[spec.run_id][axis] = _value(spec, axis, typed)
-    for key in _named(specs):
-        values = [] if key in swept else [_value(spec, key, {}) for spec in specs]
+            rows[spec.run_id][axis] = _value(spec, axis, typed, found)
+    for key in named:
+        values = [_value(spec, key, {}, found) for spec in specs]
         if len(set(values)) > 1:
             for spec, value in zip(specs, values, strict=True):
                 rows[spec.run_id][key] = value
@@ -509,17 +515,22 @@ def find_axes(specs: Sequence[RunSpec]) -> dict[str, dict[str, str]]:
     for spec in specs:
         alike.setdefault(tuple(rows[spec.run_id].values()), []).append(spec)
     more = dict.fromkeys(key for group in alike.values() if len(group) > 1 for key in _differing(group))
-    for spec in specs if more else ():
-        rows[spec.run_id] |= {key: _value(spec, key, {}) for key in more}
+    if more:
+        found = _configured_keys(specs, more)
+        for spec in specs:
+            rows[spec.run_id] |= {key: _value(spec, key, {}, found) for key in more}
     return {run_id: {key: value for key, value in row.items() if value is not None} for run_id, row in rows.items()}
 
 
 def typed_axes(spec: RunSpec, axes: Mapping[str, str]) -> dict[str, Any]:
     """Return a run's row of `find_axes` with its numbers and booleans as the frozen configuration has them."""
     values = {key: _configured(spec, key) for key in axes}
-    if isinstance(spec.config, LateConfig):
-        spec.config.forget()  # 10,000 parsed configurations would take 190 MB
     return {key: values[key] if isinstance(values[key], (bool, int, float)) else text for key, text in axes.items()}
+
+
+def _configured_keys(specs: Sequence[RunSpec], keys: Collection[str]) -> dict[str, dict[str, Any]]:
+    """Return the values of these keys in each run's configuration, by run id; {} without keys."""
+    return {spec.run_id: {key: _configured(spec, key) for key in keys} for spec in specs} if keys else {}
 
 
 def _named(specs: Sequence[RunSpec]) -> list[str]:
@@ -530,17 +541,17 @@ def _named(specs: Sequence[RunSpec]) -> list[str]:
     return [key for key in keys if key.split(".")[0] not in PASSED_OVER]
 
 
-def _words_as_typed(axis: str, specs: Sequence[RunSpec]) -> dict[str, str]:
+def _words_as_typed(axis: str, specs: Sequence[RunSpec], found: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Map a configuration's value to the text that a command had: 0.001 -> 1e-3; empty if all runs have such a text."""
     if all(axis in spec.axes for spec in specs):
         return {}
-    return {str(_configured(spec, axis)): spec.axes[axis] for spec in reversed(specs) if axis in spec.axes}
+    return {str(found[spec.run_id][axis]): spec.axes[axis] for spec in reversed(specs) if axis in spec.axes}
 
 
-def _value(spec: RunSpec, key: str, typed: Mapping[str, str]) -> str | None:
+def _value(spec: RunSpec, key: str, typed: Mapping[str, str], found: Mapping[str, Mapping[str, Any]]) -> str | None:
     if key in spec.axes:
         return spec.axes[key]
-    value = _configured(spec, key)
+    value = found[spec.run_id][key]
     return None if value is None else typed.get(str(value), _text(value))
 
 

@@ -300,7 +300,7 @@ def _unpack_members(file: Path, folder: Path) -> tuple[str, dict[str, tuple[int,
                 )
     if own is None or listed is None:
         raise RunStateError(
-            f"{file} has no {MANIFEST} at its end: it was not written by `hpc-trainer archive`, or is truncated."
+            f"{file} has no {MANIFEST} at its end: it was not written by `hpc-trainer archive`, or is damaged."
         )
     _check_name(own)
     _compare(checksums, listed, file)

@@ -43,7 +43,6 @@ RULES = {
 }
 """Rules of `clean`, each with what it deletes."""
 _LEFTOVER = re.compile(r"step-\d{8,}\.tmp-\d+|\.trash-.*")
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _PIECE = 1 << 22
 _MOST_STEPS = 5_000_000
 _LEFT_ALONE = (RunState.NEW, RunState.GONE, RunState.PAUSED)  # a search may go on with a paused run
@@ -84,7 +83,9 @@ class Needs:
 
     def __init__(self, runs_dir: Path) -> None:
         places = {os.path.abspath(runs_dir), os.path.realpath(runs_dir)}  # noqa: PTH100
-        heads = tuple(f'"{place}/'.encode() for place in places)
+        # As JSON has them: with other letters escaped, or not.
+        texts = {json.dumps(f"{place}/", ensure_ascii=escaped)[:-1] for place in places for escaped in (True, False)}
+        heads = tuple(text.encode(errors="surrogateescape") for text in texts)
         self._at: dict[str, list[Need]] = {}
         self._below: dict[str, list[Need]] = {}
         """Needs by every folder above their path."""
@@ -105,21 +106,21 @@ class Needs:
 
 
 def _needs_of(sweep: SweepPaths, heads: tuple[bytes, ...]) -> Iterator[Need]:
+    named = re.compile(rb"(?<!\\)(?:%s)(?:[^\"\\]|\\.)*\"" % b"|".join(map(re.escape, heads)))
     try:
-        with sweep.specs.open("rb") as file:
-            lines = [line for line in file if any(head in line for head in heads)]
+        with sweep.specs.open("rb") as file:  # line by line: the lines of 100,000 runs take 1 GB
+            for line in file:
+                texts = dict.fromkeys(named.findall(line))
+                run_id = re.search(rb'"run_id": ?"([A-Za-z0-9._-]+)"', line) if texts else None
+                if run_id is None:
+                    continue
+                name = run_id[1].decode()
+                is_done = os.path.lexists(sweep.run(name).marker(DONE))
+                for text in texts:
+                    path = Path(os.path.realpath(json.loads(text)))
+                    yield Need(path=path, sweep=sweep.name, run_id=name, is_done=is_done)
     except OSError:  # no sweep, or a colleague's that cannot be read
         return
-    for line in lines:
-        run_id = re.search(rb'"run_id": ?"([A-Za-z0-9._-]+)"', line)
-        if run_id is None:
-            continue
-        name = run_id[1].decode()
-        is_done = os.path.lexists(sweep.run(name).marker(DONE))
-        for text in dict.fromkeys(_STRING.findall(line)):
-            if text.startswith(heads):
-                path = os.path.realpath(json.loads(text))
-                yield Need(path=Path(path), sweep=sweep.name, run_id=name, is_done=is_done)
 
 
 # Rules of `clean`.

@@ -37,7 +37,7 @@ from hpc_trainer.record.ledger import TRAINS, WORDS
 from hpc_trainer.record.metrics import SPEED
 from hpc_trainer.record.reading import Faults, is_finite, read_json
 from hpc_trainer.record.run_status import RunStatus
-from hpc_trainer.record.spec import LateConfig, RunSpec, leaves
+from hpc_trainer.record.spec import RunSpec, leaves
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import SweepStatus
 from hpc_trainer.runtime.torch_process import ask
@@ -235,10 +235,7 @@ def _configurations(status: SweepStatus) -> tuple[dict[str, Any], dict[str, tupl
 
 def _configuration(spec: RunSpec) -> dict[str, Any]:
     """Return every key of a run's configuration with its value; {} if it cannot be read."""
-    values = {} if spec.is_lost else dict(leaves(spec.config))
-    if isinstance(spec.config, LateConfig):
-        spec.config.forget()  # 10,000 parsed configurations would take 190 MB
-    return values
+    return {} if spec.is_lost else dict(leaves(spec.config))
 
 
 def _axis_value(value: Any) -> Any:

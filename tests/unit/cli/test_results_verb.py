@@ -241,6 +241,13 @@ def test_a_narrow_terminal_without_the_letters_wraps_no_line(sweep: SweepOnDisk)
 # --- status ---
 
 
+def test_a_metric_named_like_a_heading_has_that_heading_alone(sweep: SweepOnDisk, results: Told) -> None:
+    for index in range(6):
+        write_json(sweep.run(index).result, {"metrics": {"wall": 3, "eval_accuracy": 0.5 + index / 100}})
+    headings = results().splitlines()[0].split()
+    assert headings.count("WALL") == headings.count("WALL_S") == headings.count("QUEUE") == 1
+
+
 @pytest.fixture
 def status(sweep: SweepOnDisk, capsys: pytest.CaptureFixture[str]) -> Told:
     """What `status` prints with these options."""

@@ -134,7 +134,10 @@ def test_what_a_longer_run_begins_with_stays(tmp_path: Path, quiet: FakeSlurm, s
     ]  # fmt: skip
 
 
-def test_what_a_run_of_another_sweep_names_stays(tmp_path: Path, quiet: FakeSlurm, save: Save) -> None:
+@pytest.mark.parametrize("place", ["", "M\u00fcller", 'a "b" c'])
+def test_what_a_run_of_another_sweep_names_stays(place: str, tmp_path: Path, quiet: FakeSlurm, save: Save) -> None:
+    """In whatever folder: a line of `specs.jsonl` escapes some letters."""
+    tmp_path /= place
     sweep = _sweep(tmp_path, 1)
     save(sweep, 0, 10, 20, 30)
     sweep.end(0, state=RunState.FAILED, cause="exception")
