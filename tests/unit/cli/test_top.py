@@ -186,8 +186,10 @@ def test_a_pipe_gets_no_screen(sweep: SweepOnDisk, capsys: pytest.CaptureFixture
 
 def test_a_plot_fills_its_lines() -> None:
     lines = top_views._plot("loss", [(0, 3.0), (10, 1.0), (20, 2.0)], 30, 5)
-    assert lines[0].startswith("loss: 2, from 1 to 3, step")
+    assert lines[0].rstrip() == "loss: 2, from 1 to 3"
     assert [len(line) for line in lines] == [30] * 6
+    heads = [top_views._plot("loss", [(0, 3.0), (10, 2.0)], width, 5)[0].rstrip() for width in (50, 30, 12)]
+    assert heads == ["loss: 2, from 2 to 3, step 0 to 10", "loss: 2, from 2 to 3", "loss: 2"], "no half words"
     assert lines[1][0] != chr(0x2800), "the highest value is at the top left"
     assert lines[5].strip(chr(0x2800)), "the least is at the bottom"
     assert len(top_views._plot("x", [(1, 1.0)], 10, 3)) == 4
