@@ -7,7 +7,7 @@ import itertools
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
@@ -40,20 +40,26 @@ def watch(sweep: SweepPaths, run_ids: set[str], *, quiet: bool = False) -> Sweep
     if not active_among(status, run_ids):
         return status
     done: set[str] = set()
-    told: SweepStatus | None = None  # the look whose silence was reported
     axes = {} if quiet else find_axes([spec for run_id, spec in first.specs.items() if run_id in run_ids])
     with _shown(sweep, axes, quiet) as shown:
-        for status in itertools.chain([first], following):
-            if status.silence is not None and told is None:
-                told = status
-                shown.tell(f"Note: {status.silence} hpc-trainer keeps trying.")
-            elif status.silence is None and told is not None:
-                shown.tell("Note: the folder can be read again." if told.is_away else "Note: Slurm answers again.")
-                told = None
+        for status in telling(itertools.chain([first], following), shown.tell):
             for run in () if quiet else _news(status, run_ids, done):
                 shown.show(run)
             shown.end_look()
     return status
+
+
+def telling(statuses: Iterable[SweepStatus], tell: Callable[[str], object]) -> Iterator[SweepStatus]:
+    """Yield the looks, and tell when the folder or Slurm does not answer, and when it answers again."""
+    told: SweepStatus | None = None  # the look whose silence was reported
+    for status in statuses:
+        if status.silence is not None and told is None:
+            told = status
+            tell(f"Note: {status.silence} hpc-trainer keeps trying.")
+        elif status.silence is None and told is not None:
+            tell("Note: the folder can be read again." if told.is_away else "Note: Slurm answers again.")
+            told = None
+        yield status
 
 
 def _news(status: SweepStatus, run_ids: set[str], done: set[str]) -> list[RunStatus]:

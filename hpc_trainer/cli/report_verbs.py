@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.cli.common import as_typed, counts_line, print_json, print_next, print_table, say, short_number, warn
+from hpc_trainer.cli.live import telling
 from hpc_trainer.cli.run_verbs import print_next_of_failed
 from hpc_trainer.config.packages import missing
 from hpc_trainer.errors import ConfigError
@@ -134,7 +135,7 @@ def _watch(sweep: SweepPaths, page: Path, options: PageOptions) -> None:
     """Write the page anew until no run of the sweep is pending or running; looks are those of `status --watch`."""
     run_ids = set(read_status(sweep, is_look=True).specs)
     next_at, before, report, status = 0.0, None, None, None
-    for status in looks(sweep, run_ids):
+    for status in telling(looks(sweep, run_ids), say):
         stands = [(run.state, run.step, len(run.attempts)) for run in status.open_runs.values()]
         now = time.monotonic()
         if now < next_at or stands == before or status.is_away:

@@ -40,6 +40,10 @@ def run_top(name: str | None, runs_dir: Path | None) -> None:
     TopApp(folder, sweep).run()
 
 
+TABS = {"1": "curves", "2": "log", "3": "why"}
+"""Tabs of a run's details, by the key that opens them."""
+
+
 class Question(ModalScreen[bool]):
     """Question that is answered with y or n."""
 
@@ -81,10 +85,9 @@ class TopApp(App[None]):
         Binding("r", "verb('retry')", "retry"),
         Binding("h", "verb('hold')", "hold"),
         Binding("u", "verb('release')", "release"),
-        Binding("a", "toggle_all", "one run / whole sweep"),
-        Binding("1", "tab('curves')", "curves"),
-        Binding("2", "tab('log')", "log"),
-        Binding("3", "tab('why')", "why"),
+        Binding("a", "toggle_all", "run / sweep"),
+        # The titles of the tabs show these keys: a terminal of 80 columns has no place for them at the bottom.
+        *(Binding(key, f"tab('{name}')", name, show=False) for key, name in TABS.items()),
         Binding("f5", "look", "read now"),
     ]
 
@@ -94,6 +97,7 @@ class TopApp(App[None]):
         self.status: SweepStatus | None = None
         self.is_whole = False
         self._rows: dict[str, tuple[str, ...]] = {}
+        self._shown: dict[str, str] = {}  # the run of each tab's text
         self._next_look: Timer | None = None
 
     def compose(self) -> ComposeResult:
@@ -104,8 +108,8 @@ class TopApp(App[None]):
                 table: DataTable[Text] = DataTable(id="runs", cursor_type="row")
                 yield table
                 with TabbedContent(id="details", initial="curves"):
-                    for name in ("curves", "log", "why"):
-                        with TabPane(name, id=name), VerticalScroll():
+                    for key, name in TABS.items():
+                        with TabPane(f"{key} {name}", id=name), VerticalScroll():
                             yield Static("", id=f"text-{name}", markup=False)
         yield Footer()
 
@@ -228,9 +232,20 @@ class TopApp(App[None]):
         self.call_from_thread(self.show_text, run_id, tab, text)
 
     def show_text(self, run_id: str, tab: str, text: Text) -> None:
-        """Show a text in its tab, if the cursor is still on its run."""
-        if run_id == self.run_id:
-            self.query_one(f"#text-{tab}", Static).update(text)
+        """Show a text in its tab, if the cursor is still on its run. A log shows its end, unless a user scrolled up."""
+        if run_id != self.run_id:
+            return
+        box = self.query_one(f"#text-{tab}", Static)
+        is_new = self._shown.get(tab) != run_id
+        self._shown[tab] = run_id
+        around = box.parent
+        assert isinstance(around, VerticalScroll)
+        follows = tab == "log" and (is_new or around.is_vertical_scroll_end)
+        box.update(text)
+        if follows:
+            around.scroll_end(animate=False)
+        elif is_new:
+            around.scroll_home(animate=False)
 
     def action_tab(self, name: str) -> None:
         """Open a tab."""

@@ -155,7 +155,10 @@ def _plot(name: str, curve: Sequence[tuple[float, float]], width: int, height: i
     """Return a curve as lines of Braille characters, below a line with its name, range and last value."""
     xs, ys = [x for x, _ in curve], [y for _, y in curve]
     low, high = min(ys), max(ys)
-    head = f"{one_line(name)}: {figure(ys[-1])}, from {figure(low)} to {figure(high)}, step {xs[0]:g} to {xs[-1]:g}"
+    last = f"{one_line(name)}: {figure(ys[-1])}"
+    ranged = f"{last}, from {figure(low)} to {figure(high)}"
+    stepped = f"{ranged}, step {xs[0]:g} to {xs[-1]:g}"
+    head = next((text for text in (stepped, ranged) if len(text) <= width), last)
     dots = [[0] * width for _ in range(height)]
 
     def place(x: float, y: float) -> tuple[int, int]:

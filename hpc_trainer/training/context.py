@@ -6,6 +6,7 @@ ended, on which all ranks agree.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import operator
 import time
@@ -33,7 +34,16 @@ from hpc_trainer.training.checkpoint.objects import load_objects
 from hpc_trainer.training.checkpoint.store import CheckpointInfo, CheckpointStore, find_start
 from hpc_trainer.training.checkpoint.tensor_files import FOLDER_MODE
 from hpc_trainer.training.contract import ResumeContract
-from hpc_trainer.training.reporter import RESERVED, LifeSigns, NoTracker, Reporter, Tracker, cause_of_end, read_numbers
+from hpc_trainer.training.reporter import (
+    RESERVED,
+    LifeSigns,
+    NoTracker,
+    Reporter,
+    SupersededError,
+    Tracker,
+    cause_of_end,
+    read_numbers,
+)
 from hpc_trainer.training.rng import rng_for_world, set_rng_state
 from hpc_trainer.training.saver import Saver
 
@@ -552,6 +562,12 @@ class RunContext(RankProgress):
     def flush_metrics(self) -> None:
         """Write the buffered lines of metrics.jsonl. Does nothing on ranks other than 0."""
         self._reporter.flush()
+
+    def tell_last(self) -> None:
+        """Write a heartbeat of the newest step, for a run that fails; rank 0 only, unless a later attempt began."""
+        if self.is_rank_zero and self._names is not None:
+            with contextlib.suppress(SupersededError):
+                self._signs.tell_last()
 
     def close(self) -> None:
         """Write everything that metrics.jsonl and the tracker buffer: the worker exits without Python's clean-up."""

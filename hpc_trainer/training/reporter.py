@@ -78,6 +78,7 @@ class LifeSigns:
     spent: Callable[[int], Mapping[str, Any]] = lambda step: {}
     """Function that returns the time spent up to a step (`Spans.spent`)."""
     _first_step: int = 0
+    _step: int = 0
     _start_time: float = field(default_factory=time.time)
     _last_time: float = 0.0
     _newest: int = 0
@@ -89,6 +90,7 @@ class LifeSigns:
     def start(self, step: int) -> None:
         """Record the step from which training continues."""
         self._first_step, self._start_time = step, time.time()
+        self._step = step
 
     def show(self, metrics: Mapping[str, float]) -> None:
         """Store the newest value of each metric for display; `steps_per_s` becomes the speed."""
@@ -106,6 +108,7 @@ class LifeSigns:
         Raises:
             SupersededError: as in `give_way`.
         """
+        self._step = step
         now = time.time()
         is_last = force and step >= self.num_steps  # its figures stay when the run is done
         if not is_last and now - self._last_time < self._pause_s(now, force):
@@ -132,6 +135,11 @@ class LifeSigns:
         }
         with contextlib.suppress(OSError):  # a full quota must not end a training for a sign of life
             write_json(self.paths.heartbeat, beat, sync=False)
+
+    def tell_last(self) -> None:
+        """Write the newest step that was told. Raises SupersededError as `tell` does."""
+        self.every_s = 0.0
+        self.tell(self._step)
 
     def _pause_s(self, now: float, force: bool) -> float:
         """Return the minimum seconds between heartbeats: `every_s` in the first minute, five times as many later.

@@ -142,6 +142,9 @@ def run_main(config: TrainConfig, run: RunContext) -> Outcome:
     seed_everything(config.seed, run.rank)
     try:
         main(config, run)
+    except BaseException:
+        run.tell_last()
+        raise
     finally:
         run.spans.rest(Kind.shutdown)
         run.close()

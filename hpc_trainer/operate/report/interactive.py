@@ -178,6 +178,9 @@ def _page_data(sweeps: Sequence[ReportedSweep], numbers: _Numbers) -> dict[str, 
             run = sweep.status.run(report.run_id)
             runs.append(_run(number, run, report, row, axes, config_of.get(report.run_id), table.kept))
             reports.append(report)
+    if len(sweeps) > 1:
+        for described_run in runs:
+            described_run["cells"].setdefault("sweep", sweeps[described_run["sweep"]].report.sweep)
     _add_telemetry(sweeps, runs, places, numbers)
     ranking = [*filter(None, (table.compared_by for table in tables)), *metrics]
     metric = next((name for name in ranking if name in metrics), None)
@@ -296,20 +299,20 @@ def _columns(
     names = list(dict.fromkeys(name for run in runs for name in run["cells"]))
     differs = {name for name in names if len({str(run["cells"].get(name)) for run in runs}) > 1}
     first = [
-        "run_id", *(["hardware"] if "hardware" not in axes else []), *axes, "state", "step", *metrics,
+        "run_id", "sweep", *(["hardware"] if "hardware" not in axes else []), *axes, "state", "step", *metrics,
         *(f"{metric}{BEST}" for metric in metrics), "goodput", *SPEED, "gpu_hours", "wall_s", "queue_s", "attempts",
     ]  # fmt: skip
     ordered = [name for name in dict.fromkeys(first) if name in names]
     ordered += [name for name in names if name not in ordered]
     shown = {"run_id", "state", "step", "goodput", "attempts" if "attempts" in differs else "state"}
     shown |= {"gpu_hours" if any(run["cells"].get("gpu_hours") for run in runs) else "wall_s"}
-    shown |= {*axes[:_SHOWN_AXES], *metrics[:_SHOWN_METRICS]} | ({"hardware"} & differs)
+    shown |= {*axes[:_SHOWN_AXES], *metrics[:_SHOWN_METRICS]} | ({"hardware", "sweep"} & differs)
     costs = {cost for table in tables for cost in table.costs} | {"step", "attempts"}
     return [
         {
             "name": name, "kind": "axis" if name in axes else "metric" if name in metrics else "other",
             "num": any(is_finite(run["cells"].get(name)) for run in runs), "shown": name in shown,
-            "up": name in costs or name in axes or name in ("run_id", "state", "node", "hardware")
+            "up": name in costs or name in axes or name in ("run_id", "sweep", "state", "node", "hardware")
             or ((name in metrics or name.endswith(BEST)) and _is_best_small(name, tables)),
         }
         for name in ordered

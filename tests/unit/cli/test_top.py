@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import html
+import re
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -103,6 +106,61 @@ def test_keys_ask_and_then_run_the_verb(sweep: SweepOnDisk) -> None:
     assert not is_there(run.marker(HOLD))
 
 
+def test_a_log_shows_its_end_until_a_user_scrolls_up(sweep: SweepOnDisk) -> None:
+    log = sweep.run(5).logs / "attempt-000.rank-0.log"
+    log.write_text("".join(f"line {number}\n" for number in range(150)))
+
+    async def steps(app, pilot, wait) -> None:
+        box = app.query_one("#text-log").parent
+        await pilot.press("2")
+        await wait(lambda: "line 149" in text_of(app, "#text-log"), "the log")
+        await wait(lambda: box.max_scroll_y > 0 and box.is_vertical_scroll_end, "its end in view")
+        with log.open("a") as file:
+            file.write("line 150\n")
+        await pilot.press("f5")
+        await wait(lambda: "line 150" in text_of(app, "#text-log"), "the new line")
+        await wait(lambda: box.is_vertical_scroll_end, "the new end in view")
+        box.scroll_home(animate=False)
+        with log.open("a") as file:
+            file.write("line 151\n")
+        await pilot.press("f5")
+        await wait(lambda: "line 151" in text_of(app, "#text-log"), "the next line")
+        await pilot.pause(0.3)
+        assert box.scroll_y == 0, "what a user reads stays in view"
+
+    play(sweep, steps)
+
+
+def test_80_columns_show_all_keys(sweep: SweepOnDisk) -> None:
+    async def run() -> str:
+        app = TopApp(sweep.paths.folder.parent, sweep.paths)
+        async with app.run_test(size=(80, 24)) as pilot:
+            end = time.monotonic() + PATIENCE_S
+            while "quit" not in app.export_screenshot() and time.monotonic() < end:
+                await pilot.pause(0.1)
+            return html.unescape(app.export_screenshot()).replace("\xa0", " ")
+
+    shown = re.sub(r"<[^>]*>", "", asyncio.run(run()))
+    keys = ("quit", "cancel", "retry", "hold", "release", "run / sweep", "read now", "1 curves", "2 log", "3 why")
+    assert [words for words in keys if words not in shown] == []
+
+
+def test_a_sweep_that_is_deleted_is_said_to_be_gone(sweep: SweepOnDisk) -> None:
+    async def steps(app, pilot, wait) -> None:
+        shutil.rmtree(sweep.paths.folder)
+        await pilot.press("f5")
+        await wait(lambda: "there is no sweep mine" in text_of(app, "#head"), "a sentence")
+        for key in ("2", "3", "1", "down"):
+            await pilot.press(key)
+            await pilot.pause(0.3)
+        await pilot.press("r")
+        await wait(lambda: len(app.screen_stack) == 2, "a question")
+        await pilot.press("y")
+        await wait(lambda: any("there is no" in note.message for note in app._notifications), "what the verb says")
+
+    play(sweep, steps)
+
+
 def test_it_looks_as_rarely_as_watch(sweep: SweepOnDisk) -> None:
     status = read_status(sweep.paths)
     assert top_views.next_pause_s(None) == 10.0
@@ -128,8 +186,10 @@ def test_a_pipe_gets_no_screen(sweep: SweepOnDisk, capsys: pytest.CaptureFixture
 
 def test_a_plot_fills_its_lines() -> None:
     lines = top_views._plot("loss", [(0, 3.0), (10, 1.0), (20, 2.0)], 30, 5)
-    assert lines[0].startswith("loss: 2, from 1 to 3, step")
+    assert lines[0].rstrip() == "loss: 2, from 1 to 3"
     assert [len(line) for line in lines] == [30] * 6
+    heads = [top_views._plot("loss", [(0, 3.0), (10, 2.0)], width, 5)[0].rstrip() for width in (50, 30, 12)]
+    assert heads == ["loss: 2, from 2 to 3, step 0 to 10", "loss: 2, from 2 to 3", "loss: 2"], "no half words"
     assert lines[1][0] != chr(0x2800), "the highest value is at the top left"
     assert lines[5].strip(chr(0x2800)), "the least is at the bottom"
     assert len(top_views._plot("x", [(1, 1.0)], 10, 3)) == 4

@@ -180,6 +180,28 @@ def test_status_watch_says_so_too(
         assert out.count("No longer waiting") == 1
 
 
+@pytest.mark.parametrize("is_back", [True, False])
+def test_a_watched_report_says_that_the_folder_is_gone(
+    sweep: SweepOnDisk, clock: Clock, tmp_path: Path, is_back: bool,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    _on_another_host(sweep)
+    sweep.start(executor="local", job_id="elsewhere:1:2.0")
+    folder, away = sweep.paths.folder, sweep.paths.folder.with_name("away")
+    clock.later(2 * POLL_S, lambda: folder.rename(away))
+    if is_back:
+        clock.later(5 * POLL_S, lambda: (away.rename(folder), sweep.done()))
+    page = tmp_path / "page.html"
+    code = _give(monkeypatch, "report", "--watch", "--plain", "sweep", "--output", str(page))
+    said = capsys.readouterr()
+    gone = f"{folder} was there before and cannot be read now."
+    assert said.out.count(f"Note: {gone} hpc-trainer keeps trying.\n") == said.out.count(gone) == 1
+    assert ("Note: the folder can be read again.\n" in said.out) == is_back
+    assert page.exists()
+    assert (code, f"error: {gone} No longer waiting, after" in said.err) == ((0, False) if is_back else (1, True))
+    assert said.err.count("\n") == (0 if is_back else 1)
+
+
 @pytest.mark.parametrize("leaves", [_interrupted, _damaged, _on_another_host], ids=_NAME)
 def test_retry_of_an_unknown_run_says_what_why_says(
     sweep: SweepOnDisk, leaves: Leaves, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

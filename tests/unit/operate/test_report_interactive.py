@@ -137,6 +137,14 @@ def test_the_direction_of_a_metric_is_that_of_the_runs_best_checkpoint(
     assert ends[first] == best([*ends.values()])
 
 
+def test_runs_of_several_sweeps_have_a_column_with_their_sweep(tmp_path: Path) -> None:
+    first, second = (make_sweep(tmp_path / "runs" / name, num_runs=2, lines=8) for name in ("first", "second"))
+    data = _data_of(page_of(first, second))
+    assert [column["name"] for column in data["columns"] if column["shown"]][:2] == ["run_id", "sweep"]
+    assert [run["cells"]["sweep"] for run in data["runs"]] == ["first", "first", "second", "second"]
+    assert "sweep" not in [column["name"] for column in _data_of(page_of(first))["columns"]]
+
+
 def test_the_forest_finds_the_axis_that_matters() -> None:
     chance = random.Random(0)
     rates = [10 ** chance.uniform(-4, -1) for _ in range(60)]

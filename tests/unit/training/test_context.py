@@ -56,6 +56,25 @@ def _metrics(run: RunContext) -> list[tuple[int, float]]:
     return [(record["step"], record["x"]) for record in read_lines(run.paths.metrics) if "x" in record]
 
 
+def test_a_run_that_fails_tells_its_newest_step_and_metrics(start: Start) -> None:
+    """Heartbeats are seldom, so the last one may be many steps old; `status` knows a failed run by it."""
+    run = start(heartbeat_every_s=3600.0)
+    run.tell_last()
+    assert not run.paths.heartbeat.exists(), "nothing has begun"
+    run.restore(weight=torch.zeros(1))
+    run.log(1, {"x": 0.5})
+    run.heartbeat(7)
+    assert json.loads(run.paths.heartbeat.read_text())["step"] == 1
+    run.tell_last()
+    beat = json.loads(run.paths.heartbeat.read_text())
+    assert (beat["step"], beat["metrics"]["x"]) == (7, 0.5)
+    new = start()
+    new.restore(weight=torch.zeros(1))
+    of_the_new = run.paths.heartbeat.read_text()
+    run.tell_last()
+    assert run.paths.heartbeat.read_text() == of_the_new, "a later attempt has begun"
+
+
 @pytest.mark.parametrize("call", ["save", "log"])
 def test_a_rank_that_slurm_gave_up_touches_nothing_any_more(start: Start, call: str) -> None:
     """Its node was cut off; Slurm started the run elsewhere: never two incarnations that write."""

@@ -63,8 +63,9 @@ def _run(rank: int = 0) -> Any:
         return Outcome.stopped
 
     return SimpleNamespace(
-        calls=calls, rank=rank, close=lambda: calls.append("close"), conclude=conclude, spans=Spans()
-    )
+        calls=calls, rank=rank, close=lambda: calls.append("close"), conclude=conclude, spans=Spans(),
+        tell_last=lambda: calls.append("tell_last"),
+    )  # fmt: skip
 
 
 def test_the_shared_loop_is_the_one_that_is_not_named() -> None:
@@ -97,7 +98,7 @@ def test_an_error_of_main_is_raised_and_the_tracker_closed(loop: str) -> None:
     config.params["word"] = "raise"
     with pytest.raises(KeyError, match="mine"):
         run_main(config, run)
-    assert run.calls == ["raise", "close"]
+    assert run.calls == ["raise", "tell_last", "close"]
 
 
 def test_each_rank_draws_its_own_numbers_and_the_same_every_time(loop: str) -> None:
