@@ -34,7 +34,7 @@ from hpc_trainer.cli.common import (
 )  # fmt: skip
 from hpc_trainer.cli.options import tell_notes
 from hpc_trainer.domains import contributions
-from hpc_trainer.errors import ConfigError, RunStateError, SlurmError, valid
+from hpc_trainer.errors import ConfigError, SlurmError, valid
 from hpc_trainer.operate.control import cancel_runs, hold_runs, is_whole_sweep
 from hpc_trainer.operate.find import (
     check_one_each,
@@ -45,7 +45,7 @@ from hpc_trainer.operate.find import (
     select,
 )
 from hpc_trainer.operate.logs import follow_logs, log_files, read_logs
-from hpc_trainer.operate.results import as_value, chosen_columns, named_apart, runs_where
+from hpc_trainer.operate.results import as_value, chosen_columns, named_apart, where_holds
 from hpc_trainer.operate.where import parse_where
 from hpc_trainer.record.chain import stages_of
 from hpc_trainer.record.layout import OTHER_FOLDER, SweepPaths
@@ -411,21 +411,6 @@ def run_cancel(
         print(f"cancelled {run_id}")
     say(_cancelled_words(status, run_ids, len(cancelled), is_whole=is_whole))
     print_next(f"status {status.sweep.name}")
-
-
-def where_holds(status: SweepStatus, run_ids: Sequence[str], where: str | None) -> list[str]:
-    """Return the runs that fulfil the condition of --where; all of them without a condition.
-
-    Raises:
-        ConfigError: the condition cannot be read, or names an unknown column.
-        RunStateError: no run fulfils it.
-    """
-    if where is None:
-        return [*run_ids]
-    chosen = runs_where(status, run_ids, parse_where(where))
-    if not chosen:
-        raise RunStateError(f"--where {where}: none of the {len(run_ids)} run(s) of {status.sweep.name} fulfils it.")
-    return chosen
 
 
 def run_hold(names: list[str], sweep: str | None, runs_dir: Path | None, *, save: bool, as_json: bool) -> None:

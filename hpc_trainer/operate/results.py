@@ -14,8 +14,8 @@ from typing import Any
 
 from hpc_trainer.config.schema.output import CheckpointConfig, compared_by, is_best_small, kept_best, small_is_better
 from hpc_trainer.domains import contributions
-from hpc_trainer.errors import ConfigError, valid
-from hpc_trainer.operate.where import Where
+from hpc_trainer.errors import ConfigError, RunStateError, valid
+from hpc_trainer.operate.where import Where, parse_where
 from hpc_trainer.record.ledger import Kind
 from hpc_trainer.record.metrics import best_in
 from hpc_trainer.record.reading import is_number
@@ -256,6 +256,27 @@ def runs_where(status: SweepStatus, run_ids: Sequence[str], condition: Where) ->
     table = result_table(status, best=needs_best(condition.names)).where(condition)
     chosen = {row["run_id"] for row in table.rows}
     return [run_id for run_id in run_ids if run_id in chosen]
+
+
+def where_holds(status: SweepStatus, run_ids: Sequence[str], where: str | None, option: str = "--where") -> list[str]:
+    """Return the runs that fulfil a condition; all of them without one.
+
+    Args:
+        status: the sweep.
+        run_ids: the runs.
+        where: text of the condition.
+        option: name of the option, for messages.
+
+    Raises:
+        ConfigError: the condition cannot be read, or names an unknown column.
+        RunStateError: no run fulfils it.
+    """
+    if where is None:
+        return [*run_ids]
+    chosen = runs_where(status, run_ids, parse_where(where, option))
+    if not chosen:
+        raise RunStateError(f"{option} {where}: none of the {len(run_ids)} run(s) of {status.sweep.name} fulfils it.")
+    return chosen
 
 
 def _outcome(

@@ -185,6 +185,14 @@ class SweepColumns:
     """Columns that a narrow terminal drops or cuts (cli/common.py, `print_table`)."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Labels:
+    """Tags, in order of the alphabet, and note of a sweep (hook `labels`)."""
+
+    tags: tuple[str, ...] = ()
+    note: str = ""
+
+
 COUNT_S = 5.0
 """Seconds in which `sweeps` counts files; what takes longer is counted by the next call, or with --sizes."""
 
