@@ -8,15 +8,25 @@ if TYPE_CHECKING:
     from hpc_trainer.api import (
         best,
         cancel,
+        diff,
+        hold,
+        logs,
         metrics,
+        note,
         plan,
         plan_chain,
+        release,
+        report,
         results,
+        retry,
+        show,
         status,
         submit,
         submit_chain,
         sweeps,
         sync,
+        tag,
+        usage,
         wait,
         why,
     )
@@ -26,8 +36,9 @@ if TYPE_CHECKING:
 __version__: str
 
 __all__ = [
-    "RunContext", "__version__", "best", "cancel", "log_metrics", "metrics", "plan", "plan_chain", "results", "status",
-    "submit", "submit_chain", "sweeps", "sync", "wait", "why",
+    "RunContext", "__version__", "best", "cancel", "diff", "hold", "log_metrics", "logs", "metrics", "note", "plan",
+    "plan_chain", "release", "report", "results", "retry", "show", "status", "submit", "submit_chain", "sweeps", "sync",
+    "tag", "usage", "wait", "why",
 ]  # fmt: skip
 _OF_API = frozenset(__all__) - {"RunContext", "__version__", "log_metrics"}
 

@@ -2,38 +2,54 @@
 
 `plan`, `submit` and `sync` take the overrides of the command line and return typed objects. `plan` writes nothing.
 `submit` submits new and interrupted runs; calling it again submits no run twice. `wait` waits for their ends. `sync`
-sends trackers the records that they lack. `results` and `metrics` return pandas frames if pandas is installed, else
-lists of dicts. Notebooks show returned objects as tables.
+sends trackers the records that they lack. `results`, `metrics`, `usage` and `diff` return pandas frames if pandas is
+installed, else lists of dicts. Notebooks show returned objects as tables (`operate/notebook.py`).
 """
 
 from __future__ import annotations
 
-import dataclasses
-import html
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from hpc_trainer.domains import contributions
-from hpc_trainer.errors import ConfigError, RunStateError, visible
+from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.launch import stages
 from hpc_trainer.launch.extend import extend_grid
 from hpc_trainer.launch.freeze import Grid, freeze_grid
 from hpc_trainer.launch.grids import Submitted, plan_grid, submit_grid
+from hpc_trainer.launch.grids import retry as submit_again
 from hpc_trainer.launch.hydra_app import freeze_app, read_app
 from hpc_trainer.launch.plan import SweepPlan
 from hpc_trainer.launch.searches import await_slots, search_kind
-from hpc_trainer.operate.control import cancel_runs, is_whole_sweep
-from hpc_trainer.operate.find import check_one_each, configured_runs_dir, find_sweep, names_runs, select
-from hpc_trainer.operate.formats import frame, has_pandas, html_text
-from hpc_trainer.operate.results import BestRun, ResultTable, named_apart, result_table
-from hpc_trainer.operate.show import COUNT_S, SweepColumns, SweepLine, find_run, sweep_lines
+from hpc_trainer.operate.control import (
+    Held,
+    Released,
+    cancel_runs,
+    hold_runs,
+    is_whole_sweep,
+    release_runs,
+    runs_to_retry,
+)
+from hpc_trainer.operate.find import (
+    check_one_each,
+    configured_runs_dir,
+    existing_sweep,
+    find_sweep,
+    list_sweeps,
+    names_runs,
+    select,
+)
+from hpc_trainer.operate.logs import log_files, read_logs
+from hpc_trainer.operate.notebook import Best, Explanation, Rows, Sweep, Text, as_frame, shown_as
+from hpc_trainer.operate.results import result_table, where_holds
+from hpc_trainer.operate.show import COUNT_S, Labels, SweepLine, Value, difference, find_run, sweep_lines, values
 from hpc_trainer.operate.sync import SyncResult, sync_named, tracker_named
 from hpc_trainer.operate.waits import looks
 from hpc_trainer.operate.where import parse_where
-from hpc_trainer.operate.why import Why, explain
+from hpc_trainer.operate.why import explain
 from hpc_trainer.record.metrics import read_metrics
-from hpc_trainer.record.run_figures import metrics_now, outcome_metrics
 from hpc_trainer.record.status import SweepStatus, read_status
 
 if TYPE_CHECKING:
@@ -157,7 +173,7 @@ def wait(sweep: str | None = None, *, runs_dir: Path | None = None) -> Sweep:
     paths = find_sweep(_folder(runs_dir), sweep)
     await_slots(paths)
     *_, last = looks(paths, set(read_status(paths, is_look=True).specs))
-    return _shown_as(Sweep, last)
+    return shown_as(Sweep, last)
 
 
 def sync(*names: str, sweep: str | None = None, to: str | None = None, runs_dir: Path | None = None) -> SyncResult:
@@ -176,77 +192,6 @@ def sync(*names: str, sweep: str | None = None, to: str | None = None, runs_dir:
     """
     tracker = None if to is None else tracker_named(to, "to=")
     return sync_named(runs_dir or configured_runs_dir(), names, sweep, tracker)[1]
-
-
-T = TypeVar("T")
-_CAUSE = 80  # characters of a cause in a table; `why` has all of it
-
-
-class Best(BestRun):
-    """Best trial of a search, which a notebook shows as a table."""
-
-    def _repr_html_(self) -> str:
-        row = {"run_id": self.run_id, "trial": self.trial, **self.params, self.metric: self.value}
-        return html_text(ResultTable(rows=[row], axes=tuple(self.params), metrics=(self.metric,), costs=()))
-
-
-class Rows(list[T]):
-    """List of dicts or of objects with fields, which a notebook shows as a table."""
-
-    def _repr_html_(self) -> str:
-        rows: list[dict[str, Any]] = []
-        for item in self:
-            if isinstance(item, SweepLine):
-                rows.append(_cells_of(item))
-            else:
-                rows.append(dict(item) if isinstance(item, dict) else dataclasses.asdict(item))  # type: ignore[call-overload]
-        return html_text(ResultTable(rows=rows, axes=(), metrics=(), costs=()))
-
-
-def _cells_of(line: SweepLine) -> dict[str, Any]:
-    """Return a sweep's line as `sweeps` of the command line shows it, without its command."""
-    contributed: Sequence[SweepColumns] = contributions("sweep_columns")
-    cells = {"sweep": line.name, "runs": line.num_runs, "submitted": line.submitted, "by": line.executor}
-    for columns in contributed:
-        cells.update(zip(map(str.lower, columns.headings), columns.cells(line.more), strict=True))
-    return cells
-
-
-class Sweep(SweepStatus):
-    """Status of every run of a sweep, shown as a table by a notebook, and as one line by a Python prompt."""
-
-    def __repr__(self) -> str:
-        return f"<Sweep {self.sweep.name}: {', '.join(f'{count} {state}' for state, count in self.counts.items())}>"
-
-    def _repr_html_(self) -> str:
-        metrics = {run_id: found for run_id, (found, _) in metrics_now(self, self.runs).items()}
-        rows = []
-        for run in self.runs:
-            row = {"run_id": run.run_id, "state": run.state.value, "step": run.progress, "node": run.node}
-            known = metrics[run.run_id]
-            told = {**{key: known[key] for key in known.keys() & {"loss"}}, **outcome_metrics(run, known)}
-            names = named_apart(told, {*row, "cause"})
-            rows.append({**row, **{names[key]: value for key, value in told.items()}})
-        columns = list(dict.fromkeys(column for row in rows for column in row))
-        for row, run in zip(rows, self.runs, strict=True):
-            row["cause"] = run.reason if run.reason is None or len(run.reason) <= _CAUSE else f"{run.reason[:_CAUSE]}.."
-        notes = "".join(f"<p>{html.escape(visible(note))}</p>" for note in self.notes)
-        table = ResultTable(rows=rows, axes=(), metrics=(), costs=(), chosen=[*columns, "cause"])
-        return html_text(table) + notes
-
-
-class Explanation(Why):
-    """Explanation of one run, shown as text by a notebook, and as one line by a Python prompt."""
-
-    def __repr__(self) -> str:
-        return f"<Explanation of {self.run_id}: {self.state.value}, {self.diagnosis}: {visible(self.verdict)}>"
-
-    def _repr_html_(self) -> str:
-        parts = [f"<p><b>{html.escape(visible(self.run_id))}</b> {self.state.value}: {html.escape(self.verdict)}</p>"]
-        for title, lines in (("Because", self.evidence), ("Do", self.advice), ("Story", self.timeline)):
-            items = "".join(f"<li>{html.escape(visible(line))}</li>" for line in lines)
-            parts.append(f"<p>{title}:</p><ul>{items}</ul>" if lines else "")
-        return "".join(parts)
 
 
 def results(
@@ -274,7 +219,7 @@ def results(
     status_ = read_status(find_sweep(_folder(runs_dir), sweep), is_look=True)
     table = result_table(status_, typed=True, best=True).where(condition).means_over(_names(group_by))
     table = (table if sort is None else table.sorted_by(sort)).select(_names(columns))
-    return _as_frame(table.rows, table.columns)
+    return as_frame(table.rows, table.columns)
 
 
 def _names(given: str | Sequence[str]) -> Sequence[str]:
@@ -297,7 +242,7 @@ def best(sweep: str | None = None, *, runs_dir: Path | None = None) -> Best:
     best_of = next(iter(contributions("best_of")), None)
     if best_of is None:
         raise RunStateError("this installation has no searches (hpc_trainer/search).")
-    return _shown_as(Best, best_of(find_sweep(_folder(runs_dir), sweep)))
+    return shown_as(Best, best_of(find_sweep(_folder(runs_dir), sweep)))
 
 
 def metrics(run: str, *, sweep: str | None = None, runs_dir: Path | None = None) -> pd.DataFrame | Rows[dict[str, Any]]:
@@ -316,7 +261,7 @@ def metrics(run: str, *, sweep: str | None = None, runs_dir: Path | None = None)
     """
     match = find_run(_folder(runs_dir), run, sweep)
     records = read_metrics(match.sweep.run(match.spec.run_id).metrics)
-    return _as_frame(records, list(dict.fromkeys(name for record in records for name in record)))
+    return as_frame(records, list(dict.fromkeys(name for record in records for name in record)))
 
 
 def status(sweep: str | None = None, *, runs_dir: Path | None = None) -> Sweep:
@@ -329,7 +274,7 @@ def status(sweep: str | None = None, *, runs_dir: Path | None = None) -> Sweep:
     Raises:
         RunStateError: there is no such sweep.
     """
-    return _shown_as(Sweep, read_status(find_sweep(_folder(runs_dir), sweep), is_look=True))
+    return shown_as(Sweep, read_status(find_sweep(_folder(runs_dir), sweep), is_look=True))
 
 
 def why(run: str, *, sweep: str | None = None, runs_dir: Path | None = None) -> Explanation:
@@ -343,10 +288,8 @@ def why(run: str, *, sweep: str | None = None, runs_dir: Path | None = None) -> 
     Raises:
         RunStateError: no run, or more than one, matches.
     """
-    sweep_status, run_ids = select(_folder(runs_dir), [run], sweep, is_look=True)
-    if len(run_ids) != 1:
-        raise RunStateError(f"{run} names {len(run_ids)} runs of {sweep_status.sweep.name}. Name one, by its id.")
-    return _shown_as(Explanation, explain(sweep_status, sweep_status.run(run_ids[0])))
+    sweep_status, run_id = _one_run(run, sweep, runs_dir)
+    return shown_as(Explanation, explain(sweep_status, sweep_status.run(run_id)))
 
 
 def sweeps(runs_dir: Path | None = None) -> Rows[SweepLine]:
@@ -360,41 +303,271 @@ def sweeps(runs_dir: Path | None = None) -> Rows[SweepLine]:
     return Rows(sweep_lines(_folder(runs_dir), seconds=COUNT_S))
 
 
-def cancel(*names: str, sweep: str | None = None, save: bool = False, runs_dir: Path | None = None) -> list[str]:
+def cancel(
+    *names: str, sweep: str | None = None, where: str | None = None, save: bool = False, runs_dir: Path | None = None
+) -> list[str]:
     """Cancel runs or a whole sweep, and return the ids of the cancelled runs. Only `retry` restarts them.
 
     Args:
         names: a sweep, or ids of runs. At least one name or `sweep` is required.
         sweep: the sweep to look in; without names, the sweep to cancel.
+        where: a condition on the columns of `results`, such as `"optim.lr>1e-2 and state!='COMPLETED'"`.
         save: let running runs save a checkpoint, however long it takes.
+        runs_dir: folder of sweeps; None: the configured folder.
+
+    Raises:
+        RunStateError: a name matches nothing or several runs, no name was given, or no run fulfils the condition.
+        ConfigError: the condition cannot be read.
+        SlurmError: Slurm does not answer. Markers are written, and the same call may be repeated.
+    """
+    if not names and sweep is None:
+        raise RunStateError("cancel needs the name of a sweep or of a run: it cannot be undone.")
+    sweep_status, run_ids, is_sweep = _named("cancel", names, sweep, runs_dir)
+    run_ids = where_holds(sweep_status, run_ids, where, "where=")
+    is_whole = where is None and is_whole_sweep(sweep_status, run_ids, names_runs=not is_sweep)
+    return cancel_runs(sweep_status, sweep_status.open_among(run_ids), save=save, is_whole=is_whole)
+
+
+def hold(*names: str, sweep: str | None = None, save: bool = False, runs_dir: Path | None = None) -> Held:
+    """Hold waiting runs, or a whole sweep: they do not start until `release`.
+
+    Args:
+        names: a sweep, or ids of runs. At least one name or `sweep` is required.
+        sweep: the sweep to look in; without names, the sweep to hold.
+        save: hold running runs too; they save a checkpoint and leave their nodes.
         runs_dir: folder of sweeps; None: the configured folder.
 
     Raises:
         RunStateError: a name matches nothing or several runs, or no name was given.
         SlurmError: Slurm does not answer. Markers are written, and the same call may be repeated.
     """
+    sweep_status, run_ids, is_whole = _named("hold", names, sweep, runs_dir)
+    return hold_runs(sweep_status, sweep_status.open_among(run_ids), save=save, is_whole=is_whole)
+
+
+def release(*names: str, sweep: str | None = None, runs_dir: Path | None = None) -> Released:
+    """Release held runs, or a held sweep; submit again the runs that left their nodes (`.to_submit` of the result).
+
+    Args:
+        names: a sweep, or ids of runs. At least one name or `sweep` is required.
+        sweep: the sweep to look in; without names, the sweep to release.
+        runs_dir: folder of sweeps; None: the configured folder.
+
+    Raises:
+        RunStateError: a name matches nothing or several runs, no name was given, or the whole sweep is held.
+        SubmitError, SlurmError: as in `submit`; the same call may be repeated.
+    """
+    sweep_status, run_ids, is_whole = _named("release", names, sweep, runs_dir)
+    done = release_runs(sweep_status, sweep_status.open_among(run_ids), is_whole=is_whole)
+    if done.to_submit:
+        submit_again(sweep_status.sweep, done.to_submit)
+    return done
+
+
+def retry(
+    *names: str, sweep: str | None = None, where: str | None = None, changes: Sequence[str] = (),
+    runs_dir: Path | None = None,
+) -> Submitted:  # fmt: skip
+    """Submit failed and interrupted runs again, with their frozen code; they continue from their checkpoints.
+
+    A cancelled run is submitted if its own name is given, or if its sweep's name is given and cancelled it.
+
+    Args:
+        names: a sweep, or ids of runs; without names, the newest sweep.
+        sweep: the sweep to look in.
+        where: a condition on the columns of `results`, such as `"state=='OUT_OF_MEMORY'"`.
+        changes: overrides of `cluster.*` and `hardware.*` that hold from now on.
+        runs_dir: folder of sweeps; None: the configured folder.
+
+    Raises:
+        RunStateError: a name matches nothing, or no run has failed or was interrupted.
+        ConfigError: the condition or a change is wrong.
+        SubmitError, SlurmError: as in `submit`.
+    """
+    sweep_status, run_ids = select(_folder(runs_dir), list(names), sweep)
+    run_ids = where_holds(sweep_status, run_ids, where, "where=")
+    wanted = runs_to_retry(sweep_status, run_ids, names, is_chosen=where is not None)
+    return submit_again(sweep_status.sweep, wanted.run_ids, take_back=wanted.takes_back, changes=changes)
+
+
+def logs(
+    run: str, *, sweep: str | None = None, rank: int | None = 0, tail: int | None = None, runs_dir: Path | None = None
+) -> Text:
+    """Return what a run printed, over all its attempts.
+
+    Args:
+        run: the run's id, its beginning or its end, or SWEEP/RUN.
+        sweep: the sweep to look in; None: the newest one that has the run.
+        rank: the rank, beside the one that failed first; None: every rank.
+        tail: the number of last lines of each file; None: all lines.
+        runs_dir: folder of sweeps; None: the configured folder.
+
+    Raises:
+        RunStateError: no run, or more than one, matches.
+    """
+    sweep_status, run_id = _one_run(run, sweep, runs_dir)
+    return Text("\n".join(read_logs(log_files(sweep_status, sweep_status.run(run_id), rank), tail)))
+
+
+def show(run: str, *, sweep: str | None = None, runs_dir: Path | None = None) -> Rows[Value]:
+    """Return every key of a run's frozen configuration: `.key`, `.value`, and where it came from (`.source`, `.said`).
+
+    Args:
+        run: the run's id, its beginning or its end, or SWEEP/RUN.
+        sweep: the sweep to look in; None: all, the newest first.
+        runs_dir: folder of sweeps; None: the configured folder.
+
+    Raises:
+        RunStateError: no run, or more than one, matches.
+    """
+    return Rows(values(find_run(_folder(runs_dir), run, sweep).spec))
+
+
+def diff(*runs: str, sweep: str | None = None, runs_dir: Path | None = None) -> pd.DataFrame | Rows[dict[str, Any]]:
+    """Return the keys in which runs differ, a row for each key and a column for each run.
+
+    Args:
+        runs: two or more runs, by their ids, beginnings or ends, or SWEEP/RUN.
+        sweep: the sweep to look in; None: all, the newest first.
+        runs_dir: folder of sweeps; None: the configured folder.
+
+    Returns:
+        A DataFrame; without pandas a list of dicts.
+
+    Raises:
+        ConfigError: fewer than two runs are named.
+        RunStateError: a name matches no run, or more than one.
+    """
+    if len(runs) < 2:
+        raise ConfigError("diff compares runs: name two or more.")
+    rows = difference([find_run(_folder(runs_dir), run, sweep) for run in runs])
+    return as_frame([{"key": key, **dict(zip(runs, row, strict=True))} for key, row in rows], ["key", *runs])
+
+
+def report(
+    *names: str, output: str | Path | None = None, plain: bool = False, warmup_steps: int | None = None,
+    exports: Sequence[str | Path] = (), runs_dir: Path | None = None,
+) -> Path:  # fmt: skip
+    """Write the page of a sweep, or one page that compares several, and return its path.
+
+    Args:
+        names: the sweeps; without names, the newest one.
+        output: file of the page; None: `report.html` (or `compare.html`) in the first sweep's folder.
+        plain: write still pictures without scripts, also if plotly is installed.
+        warmup_steps: number of first steps that measurements of speed leave out; None: the usual number.
+        exports: folders of measured exports, which are drawn too.
+        runs_dir: folder of sweeps; None: the configured folder.
+
+    Raises:
+        RunStateError: there is no such sweep, or a folder of `exports` has no measured export.
+        ConfigError: an argument is wrong, or several sweeps are named and plotly is not installed.
+    """
+    from hpc_trainer.operate.report.write import PageOptions, place_of_page, write_page
+
+    options = PageOptions(
+        output=None if output is None else Path(output), warmup_steps=warmup_steps,
+        exports=[Path(folder) for folder in exports], plain=plain,
+    )  # fmt: skip
+    folder = _folder(runs_dir)
+    paths = [find_sweep(folder, name) for name in dict.fromkeys(names)] or [find_sweep(folder, None)]
+    page = place_of_page(paths, options)
+    write_page([read_status(path, is_look=True) for path in paths], page, options)
+    return page
+
+
+def usage(
+    *names: str, by: str | Sequence[str] = "sweep", runs_dir: Path | None = None
+) -> pd.DataFrame | Rows[dict[str, Any]]:
+    """Return the GPU- and core-hours of sweeps: requested, used, redone, idle, and hours in the queue.
+
+    Args:
+        names: the sweeps; without names, all sweeps of yours.
+        by: columns to group by: `sweep`, `person`, `account`, `month`.
+        runs_dir: folder of sweeps; None: the configured folder.
+
+    Returns:
+        A DataFrame; without pandas a list of dicts. `is_by_slurm` is False for hours from the runs' own files.
+
+    Raises:
+        ConfigError: `by` names no column to group by.
+        RunStateError: there is no such sweep.
+    """
+    from hpc_trainer.operate import usage as hours
+
+    keys = hours.checked_groups(_names(by), "by=")
+    folder = _folder(runs_dir)
+    paths = [existing_sweep(folder, name) for name in dict.fromkeys(names)] if names else list_sweeps(folder)
+    notes: list[str] = []
+    rows = hours.usage(paths, keys, notes)
+    for line in notes:
+        warnings.warn(line, stacklevel=2)
+    return as_frame(rows, list(rows[0]) if rows else keys)
+
+
+def tag(sweep: str, *tags: str, remove: str | Sequence[str] = (), runs_dir: Path | None = None) -> Labels:
+    """Add tags to a sweep and remove others; return its tags and its note. Without tags, only return them.
+
+    Args:
+        sweep: the sweep.
+        tags: tags to add.
+        remove: tags to remove.
+        runs_dir: folder of sweeps; None: the configured folder.
+
+    Raises:
+        RunStateError: there is no such sweep.
+        ConfigError: a tag is not legal, or a tag to remove is not there.
+    """
+    return _label(sweep, runs_dir, add=tags, remove=_names(remove))
+
+
+def note(sweep: str, text: str | None = None, *, runs_dir: Path | None = None) -> Labels:
+    """Write a note on a sweep, and return its tags and its note. Without a text, only return them.
+
+    Args:
+        sweep: the sweep.
+        text: the note; "" removes it; None: it stays as it is.
+        runs_dir: folder of sweeps; None: the configured folder.
+
+    Raises:
+        RunStateError: there is no such sweep.
+        ConfigError: the note is too long.
+    """
+    return _label(sweep, runs_dir, note=text)
+
+
+def _label(sweep: str, runs_dir: Path | None, **changes: Any) -> Labels:
+    label = next(iter(contributions("labels")), None)
+    if label is None:
+        raise RunStateError("this installation has no tags and notes (hpc_trainer/tidy).")
+    labels: Labels = label(existing_sweep(_folder(runs_dir), sweep), **changes)
+    return labels
+
+
+def _named(
+    verb: str, names: Sequence[str], sweep: str | None, runs_dir: Path | None
+) -> tuple[SweepStatus, list[str], bool]:
+    """Return the status of the named sweep, the ids of the named runs, and True if the sweep as a whole is named.
+
+    Raises:
+        RunStateError: nothing is named, or a name matches nothing or several runs.
+    """
     if not names and sweep is None:
-        raise RunStateError("cancel needs the name of a sweep or of a run: it cannot be undone.")
+        raise RunStateError(f"{verb} needs the name of a sweep or of a run.")
     sweep_status, run_ids = select(_folder(runs_dir), list(names), sweep)
     check_one_each(sweep_status, list(names), sweep)
-    is_whole = is_whole_sweep(sweep_status, run_ids, names_runs=names_runs(sweep_status.sweep, names, sweep))
-    return cancel_runs(sweep_status, sweep_status.open_among(run_ids), save=save, is_whole=is_whole)
+    return sweep_status, run_ids, not names_runs(sweep_status.sweep, names, sweep)
 
 
-def _shown_as(kind: type[T], value: Any) -> T:
-    """Return a copy of a dataclass object as `kind`, its subclass that a notebook shows."""
-    return kind(**{field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
+def _one_run(run: str, sweep: str | None, runs_dir: Path | None) -> tuple[SweepStatus, str]:
+    """Return the status of the sweep of a run, and the run's id. Raises RunStateError if not just one run matches."""
+    sweep_status, run_ids = select(_folder(runs_dir), [run], sweep, is_look=True)
+    if len(run_ids) != 1:
+        raise RunStateError(f"{run} names {len(run_ids)} runs of {sweep_status.sweep.name}. Name one, by its id.")
+    return sweep_status, run_ids[0]
 
 
 def _folder(runs_dir: Path | None) -> Path:
     return configured_runs_dir(None if runs_dir is None else Path(runs_dir))
-
-
-def _as_frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pd.DataFrame | Rows[dict[str, Any]]:
-    if has_pandas():
-        table: pd.DataFrame = frame(rows, columns)
-        return table
-    return Rows([{column: row.get(column) for column in columns} for row in rows])
 
 
 def _refuse_of_grids(*, fresh: bool, extend: bool) -> None:

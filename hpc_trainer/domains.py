@@ -43,6 +43,7 @@ HOOKS = {
     "clues": "evidence and advice for `why` (operate/why.py, `Clues`)",
     "result_columns": "columns of `results` (operate/results.py, `Columns`)",
     "sweep_columns": "columns of `sweeps` (operate/show.py, `SweepColumns`)",
+    "labels": "function that changes tags and note of a sweep and returns its `Labels` (operate/show.py; api.py)",
     "report_parts": "part of a sweep's report (operate/report/data.py, `ReportPart`)",
     "report_series": "charts of one run over minutes for the interactive report (operate/report/data.py, `Series`)",
     "report_options": "mapping from an option of `report` to a function of its value that returns a `ReportPart`",

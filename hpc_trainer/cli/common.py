@@ -137,8 +137,9 @@ def throughput_words(speed: Mapping[str, float]) -> str | None:
 
 
 def print_table(
-    columns: Sequence[str], rows: Sequence[Sequence[str | RunState]], *, least: Sequence[Least] = ()
-) -> None:
+    columns: Sequence[str], rows: Sequence[Sequence[str | RunState]], *, least: Sequence[Least] = (),
+    short: Mapping[str, str] | None = None,
+) -> None:  # fmt: skip
     """Print a plain table: a heading, one line per row, states in their colour.
 
     A column without any value is left out. On a terminal no line is wider than the terminal; in a pipe, for grep, lines
@@ -148,6 +149,7 @@ def print_table(
         columns: the headings.
         rows: the cells; `-` means no value.
         least: columns that a narrow terminal may drop or cut, the least useful first (`fit_table`).
+        short: shorter headings, for columns that are narrower than their headings.
     """
     told = [index for index in range(len(columns)) if not rows or any(row[index] != "-" for row in rows)]
     columns, rows = [columns[index] for index in told], [[row[index] for index in told] for row in rows]
@@ -161,6 +163,10 @@ def print_table(
     kept, widths = fit_table(texts[0], shown, room, least)
     left_out = [column for index, column in enumerate(columns) if index not in kept]
     rows = [[row[index] for index in kept] for row in rows]
+    texts[0] = [
+        (short or {}).get(text, text) if index in kept and len(text) > widths[kept.index(index)] else text
+        for index, text in enumerate(texts[0])
+    ]
     lines = [
         [cut(text[index], width).ljust(width + GAP) for index, width in zip(kept, widths, strict=True)]
         for text in texts
@@ -264,7 +270,7 @@ def ended_by_signals() -> Iterator[None]:
 
 GAP = 2
 """Spaces between two columns."""
-_USUAL, _NARROWEST = 28, 12
+_USUAL, _NARROWEST, _LONGEST_AXIS = 28, 12, 20
 _END = 19
 _CUT = "…"
 _RUN_ID = re.compile(r"-[0-9a-f]{10}\Z")
@@ -293,7 +299,7 @@ def fit_table(
             the most useful first.
     """
     sizes = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
-    whole, kept = list(sizes), list(range(len(columns)))
+    kept = list(range(len(columns)))
 
     def over() -> int:
         return sum(sizes[index] for index in kept) + GAP * (len(kept) - 1) - width
@@ -301,22 +307,24 @@ def fit_table(
     steps: list[Least] = [(columns[0], _USUAL), *least]  # the name of a row: its end distinguishes runs
     if any(_RUN_ID.search(row[0]) for row in rows):  # cut run ids before figures
         steps.append((columns[0], _END + 1))
-    taken: list[tuple[int, bool]] = []
+    taken: list[tuple[int, int | None]] = []  # the column, and its size before it was cut; None: it was dropped
     for step in steps:
         name, narrow = (step, 0) if isinstance(step, str) else step
         index = columns.index(name) if name in columns else None
         if over() <= 0 or index not in kept:
             continue
-        taken.append((index, not narrow))
+        taken.append((index, sizes[index] if narrow else None))
         if narrow:
             sizes[index] = max(min(sizes[index], narrow), sizes[index] - over())
         else:
             kept.remove(index)
-    for index, is_out in reversed(taken) if over() <= 0 else ():
-        if is_out and over() + sizes[index] + GAP <= 0:
+    for index, before in reversed(taken) if over() <= 0 else ():
+        if before is None and over() + sizes[index] + GAP <= 0:
             kept.append(index)
-        elif index in kept:
-            sizes[index] = min(whole[index], sizes[index] - over())
+        elif before is not None and index in kept:
+            wider = min(before, sizes[index] - over())
+            if wider == before or any(len(row[index]) > sizes[index] for row in rows):
+                sizes[index] = wider  # a heading alone is shown in full or short
     kept.sort()
     least_size = [_NARROWEST] * len(sizes)
     if over() > 0 and rows:
@@ -330,6 +338,29 @@ def fit_table(
         kept.remove(enough[-1] if enough else kept[-1])
     sizes[kept[0]] = min(sizes[kept[0]], width)
     return kept, [sizes[place] for place in kept]
+
+
+def short_headings(headings: Sequence[str], others: Sequence[str] = ()) -> dict[str, str]:
+    """Return the last part of headings such as OPTIM.LR, where no other heading is or ends with the same part."""
+    last = [heading.rpartition(".")[2] for heading in headings]
+    return {
+        heading: part for heading, part in zip(headings, last, strict=True)
+        if part and part != heading and last.count(part) == 1 and part not in others
+    }  # fmt: skip
+
+
+def narrow_axes(headings: Sequence[str], cells: Sequence[Sequence[str]], short: Mapping[str, str]) -> list[Least]:
+    """Return the steps of `fit_table` that cut columns of axes: headings to their last part, and long texts.
+
+    Args:
+        headings: the headings of the axes.
+        cells: the values of each axis.
+        short: headings of columns that are narrower than their headings.
+    """
+    return [
+        (heading, max([len(short.get(heading, heading)), *(min(len(text), _LONGEST_AXIS) for text in texts)]))
+        for heading, texts in zip(headings, cells, strict=True)
+    ]
 
 
 def cut(text: str, size: int) -> str:

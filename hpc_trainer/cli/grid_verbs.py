@@ -6,16 +6,15 @@ import os
 import signal
 import sys
 import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from hpc_trainer.cli.common import as_typed, counts_line, figure, print_json, print_next, say, state_markup, warn
+from hpc_trainer.cli.common import as_typed, figure, print_json, print_next, say, state_markup, warn
 from hpc_trainer.cli.live import watch
 from hpc_trainer.cli.options import Chosen, Given, only_point, tell_notes
 from hpc_trainer.cli.results_verbs import print_results
-from hpc_trainer.cli.run_verbs import select_to_hold, status_json, where_holds
+from hpc_trainer.cli.run_verbs import select_to_hold, status_json
 from hpc_trainer.cli.show_plan import (
     expected_json,
     fit_json,
@@ -44,9 +43,10 @@ from hpc_trainer.launch.known import known_of
 from hpc_trainer.launch.memory import Need, find_needs
 from hpc_trainer.launch.stages import Chain, freeze_chain, plan_chain, submit_chain
 from hpc_trainer.launch.submit import Outcome, array_script_of
-from hpc_trainer.operate.control import cancelled_with_sweep, release_runs
+from hpc_trainer.operate.control import release_runs, runs_to_retry
 from hpc_trainer.operate.find import configured_runs_dir, elsewhere_too, select
-from hpc_trainer.record.layout import SweepPaths, sweep_folder
+from hpc_trainer.operate.results import where_holds
+from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.processes import is_alive, pid_of
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import SweepStatus, read_status
@@ -224,29 +224,8 @@ def run_retry(
     warn(status)
     tell_notes([note] if (note := elsewhere_too(status, chosen, names, sweep)) else ())
     chosen = where_holds(status, chosen, where)
-    folder = status.sweep.folder.parent
-    is_sweep = [sweep_folder(folder, name).name for name in names] == [status.sweep.name]
-    takes_all = where is not None or (bool(names) and not is_sweep)
-    states = {run_id: status.states[run_id] for run_id in chosen}
-    back = {
-        run_id
-        for run_id, state in states.items()
-        if (state is RunState.CANCELLED and (takes_all or cancelled_with_sweep(status, run_id)))
-        or (state is RunState.GONE and takes_all)
-    }
-    wanted = [run_id for run_id, state in states.items() if state.has_failed or state.needs_submit or run_id in back]
-    unknown = next((run_id for run_id, state in states.items() if state is RunState.UNKNOWN), None)
-    if not wanted and unknown is not None:
-        from hpc_trainer.operate.why import explain  # late: only here a submit explains a run
-
-        why = explain(status, status.run(unknown), asks_slurm=False)
-        raise RunStateError(
-            f"{unknown} is UNKNOWN, and retry leaves such a run alone, because it may have a job already. "
-            f"{why.verdict} Cause: {why.cause}. Do: {'; or: '.join(why.advice)}"
-        )
-    if not wanted:
-        raise RunStateError(_nothing_to_retry(status, chosen))
-    done = retry(status.sweep, wanted, take_back=takes_all or bool(back), changes=changes)
+    wanted = runs_to_retry(status, chosen, names, is_chosen=where is not None)
+    done = retry(status.sweep, wanted.run_ids, take_back=wanted.takes_back, changes=changes)
     print_json(submit_json(done)) if as_json else print_submitted(done)
 
 
@@ -275,29 +254,6 @@ def run_release(names: Sequence[str], sweep: str | None, runs_dir: Path | None, 
         print_submitted(again)
     else:
         print_next(f"status {status.sweep.name}")
-
-
-def _nothing_to_retry(status: SweepStatus, run_ids: Sequence[str]) -> str:
-    """Return a message that no run has failed or was interrupted, with the command that restarts each kind of run."""
-    states = [status.states[run_id] for run_id in run_ids]
-    if len(states) == 1:
-        sentences = [f"nothing to retry: {run_ids[0]} is {states[0].value}."]
-    else:
-        counts = counts_line(Counter(state.value for state in states))
-        sentences = [f"nothing to retry: no run of {status.sweep.name} has failed or was interrupted ({counts})."]
-    if RunState.HELD in states:
-        sentences.append(f"To release held runs: hpc-trainer release {status.sweep.name}")
-    elif any(state.is_active for state in states):
-        sentences.append("Waiting and running runs continue by themselves.")
-    if RunState.CANCELLED in states:
-        cancelled = next(run_id for run_id, state in zip(run_ids, states, strict=True) if state is RunState.CANCELLED)
-        sentences.append(f"To restart a cancelled run, name it: hpc-trainer retry {cancelled}")
-    if RunState.GONE in states:
-        gone = next(run_id for run_id, state in zip(run_ids, states, strict=True) if state is RunState.GONE)
-        sentences.append(f"To train a run with a deleted folder again, name it: hpc-trainer retry {gone}")
-    if RunState.COMPLETED in states:
-        sentences.append("To train completed runs anew, add --fresh to their `hpc-trainer submit`.")
-    return " ".join(sentences)
 
 
 def run_top_up(folder: Path) -> None:

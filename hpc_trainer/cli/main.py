@@ -438,7 +438,8 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write one HTML page: a table of runs, curves, parameters, failures, costs, scaling; or compare sweeps."""
-    from hpc_trainer.cli.report_verbs import PageOptions, run_report
+    from hpc_trainer.cli.report_verbs import run_report
+    from hpc_trainer.operate.report.write import PageOptions
 
     one = one_sweep(names[0] if names and len(names) == 1 else None, sweep)
     if sweep is not None and names and len(names) > 1:

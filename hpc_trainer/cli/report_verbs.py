@@ -14,39 +14,15 @@ from hpc_trainer.cli.live import telling
 from hpc_trainer.cli.run_verbs import print_next_of_failed
 from hpc_trainer.config.packages import missing
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.operate.find import configured_runs_dir, find_sweep, prepare_to_write
-from hpc_trainer.operate.report.data import POINTS_A_CURVE, WARMUP_STEPS, Report, Scaling, build_report, most_records
-from hpc_trainer.operate.report.interactive import (
-    PLOTLY,
-    ReportedSweep,
-    asked_importance,
-    find_importance,
-    render_interactive,
-)
-from hpc_trainer.operate.report.page import render_page
-from hpc_trainer.operate.results import result_table
+from hpc_trainer.operate.find import configured_runs_dir, find_sweep
+from hpc_trainer.operate.report.data import Report, Scaling
+from hpc_trainer.operate.report.interactive import PLOTLY
+from hpc_trainer.operate.report.write import PageOptions, place_of_page, write_page
 from hpc_trainer.operate.sync import sync_named, tracker_named
 from hpc_trainer.operate.waits import looks
-from hpc_trainer.record.files import write_atomic
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.ledger import ledger_json
-from hpc_trainer.record.status import SweepStatus, read_status
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PageOptions:
-    """Options of `report` that choose the content of the page."""
-
-    output: Path | None = None
-    warmup_steps: int | None = None
-    exports: Sequence[Path] = ()
-    plain: bool = False
-
-    @property
-    def is_interactive(self) -> bool:
-        """True if the page is the interactive one."""
-        return not self.plain and missing("", PLOTLY) is None
-
+from hpc_trainer.record.status import read_status
 
 # A page is written anew at most so often in seconds, and its making takes at most a tenth of a core.
 _LEAST_PAUSE_S, _SHARE = 10.0, 0.1
@@ -62,21 +38,15 @@ def run_report(
         RunStateError: `exports` holds a folder without a measured export.
         UntrustedFileError: the page would be in the sweep's folder, and others may write there.
     """
-    if options.warmup_steps is not None and options.warmup_steps < 0:
-        raise ConfigError(f"--warmup-steps={options.warmup_steps} must be at least 0. Use 0.")
     folder = configured_runs_dir(runs_dir)
     sweeps = [find_sweep(folder, name) for name in dict.fromkeys(names)] or [find_sweep(folder, None)]
-    _check(sweeps, options, watch=watch, as_json=as_json)
-    page = (options.output or sweeps[0].folder / ("report.html" if len(sweeps) == 1 else "compare.html")).absolute()
-    if not page.parent.is_dir():
-        raise ConfigError(
-            f"--output={options.output}: there is no folder {page.parent}. Make it, or name another file."
-        )
+    _check_watch(sweeps, watch=watch, as_json=as_json)
+    page = place_of_page(sweeps, options)
     if watch:
         _watch(sweeps[0], page, options)
         return
     statuses = [read_status(sweep, is_look=True) for sweep in sweeps]
-    reports = _write_page(statuses, page, options)
+    reports = write_page(statuses, page, options)
     if as_json:
         documents = [report_json(report, page) for report in reports]
         print_json(documents[0] if len(documents) == 1 else {"page": str(page), "sweeps": documents})
@@ -94,41 +64,11 @@ def run_report(
         print_next_of_failed(statuses[0])
 
 
-def _check(sweeps: Sequence[SweepPaths], options: PageOptions, *, watch: bool, as_json: bool) -> None:
-    if len(sweeps) > 1 and not options.is_interactive:
-        why = missing(f"a report of {len(sweeps)} sweeps", PLOTLY) or "--plain is a page of one sweep"
-        raise ConfigError(f"{why}. Or name one sweep.")
+def _check_watch(sweeps: Sequence[SweepPaths], *, watch: bool, as_json: bool) -> None:
     if watch and len(sweeps) > 1:
         raise ConfigError(f"--watch follows one sweep, and {len(sweeps)} are named. Name one.")
     if watch and as_json:
         raise ConfigError("--watch writes pages, and --json one document. Leave one of them out.")
-
-
-def _write_page(statuses: Sequence[SweepStatus], page: Path, options: PageOptions) -> list[Report]:
-    """Write the page and return the reports of the sweeps."""
-    if options.is_interactive:
-        tables = [result_table(status, typed=True) for status in statuses]
-        with asked_importance(tables) as asked:  # meanwhile the metrics are read
-            reports = _reports(statuses, options, most_records(sum(len(status.specs) for status in statuses)))
-            triples = zip(statuses, reports, tables, strict=True)
-            text = render_interactive([ReportedSweep(*triple) for triple in triples], asked.result)
-    else:
-        reports = _reports(statuses, options, POINTS_A_CURVE)
-        tables = [result_table(statuses[0], typed=True)] if reports[0].ranked_by is not None else []
-        text = render_page(reports[0], importance=find_importance(tables))
-    prepare_to_write(statuses[0].sweep, page=page)
-    write_atomic(page, text)
-    return reports
-
-
-def _reports(statuses: Sequence[SweepStatus], options: PageOptions, most_points: int) -> list[Report]:
-    """Return the report of each sweep; exports are drawn with the first one."""
-    warmup_steps = WARMUP_STEPS if options.warmup_steps is None else options.warmup_steps
-    exports = [options.exports, *((),) * (len(statuses) - 1)]
-    return [
-        build_report(status, warmup_steps=warmup_steps, options={"exports": paths}, most_points=most_points)
-        for status, paths in zip(statuses, exports, strict=True)
-    ]
 
 
 def _watch(sweep: SweepPaths, page: Path, options: PageOptions) -> None:
@@ -140,11 +80,11 @@ def _watch(sweep: SweepPaths, page: Path, options: PageOptions) -> None:
         now = time.monotonic()
         if now < next_at or stands == before or status.is_away:
             continue
-        (report,) = _write_page([status], page, options)
+        (report,) = write_page([status], page, options)
         before, next_at = stands, now + max(_LEAST_PAUSE_S, (time.monotonic() - now) / _SHARE)
         say(f"{time.strftime('%H:%M:%S')}  {counts_line(dict(report.counts))}. Page: {page}")
     if status is not None and not status.is_away:
-        (report,) = _write_page([status], page, options)
+        (report,) = write_page([status], page, options)
         _print_report(report)
         say(f"Page: {page}")
 

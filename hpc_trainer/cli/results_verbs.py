@@ -13,15 +13,18 @@ from rich.markup import escape
 
 from hpc_trainer.cli import run_verbs
 from hpc_trainer.cli.common import (
+    Least,
     as_typed,
     axis_value,
     counts_line,
     figure,
+    narrow_axes,
     one_line,
     print_json,
     print_table,
     say,
     short_duration,
+    short_headings,
     terminal_width,
     warn,
 )
@@ -152,11 +155,34 @@ def _print_rows(table: ResultTable, rows: Sequence[dict[str, Any]]) -> None:
         for line in textwrap.wrap(f"All: {one_line(' '.join(shared))}", width) if shared else ():
             say(line)
         columns = [column for column in columns if column not in alike]
-    print_table(
-        [_heading(column, table).upper() for column in columns],
-        [[_cell(column, row) for column in columns] for row in rows],
-        least=[_heading(column, table).upper() for column in _LEAST if column in columns],
-    )
+    headings = [_heading(column, table).upper() for column in columns]
+    cells = [[_cell(column, row) for column in columns] for row in rows]
+    axes = [_heading(column, table).upper() for column in columns if column in table.axes]
+    short = short_headings(axes, headings)
+    print_table(headings, cells, least=_gives_way(table, columns, cells, short), short=short)
+
+
+def _gives_way(
+    table: ResultTable, columns: Sequence[str], cells: Sequence[Sequence[str | RunState]], short: Mapping[str, str]
+) -> list[Least]:
+    """Return the columns that a narrow terminal drops or cuts, the least useful first.
+
+    The state stays, and longest of the others the metric by which the runs are compared, then their axes.
+    """
+    axes = [column for column in columns if column in table.axes]
+    texts = [[str(row[columns.index(axis)]) for row in cells] for axis in axes]
+    narrow = narrow_axes([_heading(axis, table).upper() for axis in axes], texts, short)
+    first = _heading(columns[0], table).upper()
+    fixed = {columns[0], "state", table.compared_by, *_LEAST, *axes}
+    metrics = [_heading(column, table).upper() for column in columns if column not in fixed]
+    identity: list[Least] = [(first, 20), (first, 12), *narrow] if columns[0] == "run_id" else narrow
+    costs = [_heading(column, table).upper() for column in _LEAST if column in columns]
+    return [
+        *costs,
+        *identity,
+        *metrics[::-1],
+        *(_heading(axis, table).upper() for axis in axes[::-1] if axis != columns[0]),
+    ]
 
 
 _LEAST = (

@@ -20,11 +20,13 @@ from hpc_trainer.cli.common import (
     counts_line,
     cut,
     figure,
+    narrow_axes,
     print_json,
     print_next,
     print_table,
     say,
     short_duration,
+    short_headings,
     throughput_words,
     unfiltered,
     visible_log_line,
@@ -32,7 +34,7 @@ from hpc_trainer.cli.common import (
 )  # fmt: skip
 from hpc_trainer.cli.options import tell_notes
 from hpc_trainer.domains import contributions
-from hpc_trainer.errors import ConfigError, RunStateError, SlurmError, valid
+from hpc_trainer.errors import ConfigError, SlurmError, valid
 from hpc_trainer.operate.control import cancel_runs, hold_runs, is_whole_sweep
 from hpc_trainer.operate.find import (
     check_one_each,
@@ -43,7 +45,7 @@ from hpc_trainer.operate.find import (
     select,
 )
 from hpc_trainer.operate.logs import follow_logs, log_files, read_logs
-from hpc_trainer.operate.results import as_value, named_apart, runs_where
+from hpc_trainer.operate.results import as_value, chosen_columns, named_apart, where_holds
 from hpc_trainer.operate.where import parse_where
 from hpc_trainer.record.chain import stages_of
 from hpc_trainer.record.layout import OTHER_FOLDER, SweepPaths
@@ -411,21 +413,6 @@ def run_cancel(
     print_next(f"status {status.sweep.name}")
 
 
-def where_holds(status: SweepStatus, run_ids: Sequence[str], where: str | None) -> list[str]:
-    """Return the runs that fulfil the condition of --where; all of them without a condition.
-
-    Raises:
-        ConfigError: the condition cannot be read, or names an unknown column.
-        RunStateError: no run fulfils it.
-    """
-    if where is None:
-        return [*run_ids]
-    chosen = runs_where(status, run_ids, parse_where(where))
-    if not chosen:
-        raise RunStateError(f"--where {where}: none of the {len(run_ids)} run(s) of {status.sweep.name} fulfils it.")
-    return chosen
-
-
 def run_hold(names: list[str], sweep: str | None, runs_dir: Path | None, *, save: bool, as_json: bool) -> None:
     """Hold the named runs or sweep."""
     status, run_ids, is_whole = select_to_hold("hold", names, sweep, runs_dir)
@@ -513,16 +500,24 @@ def print_next_of_failed(status: SweepStatus) -> None:
 _MUCH_WAIT = 0.05  # of a step
 _MOST_OF_CAUSE = 120
 _QUIET_S = 60.0
-_AXES = ""  # placeholder for one column per axis of the runs
+_AXES, _NARROW_AXES = "", "narrow"  # placeholders for one column per axis of the runs
 _COLUMNS = (
     "RUN", "STATE", "STEP", "ETA", _AXES, "SPEED", "GOODPUT", "ATTEMPTS", "TIME", "JOB", "NODE", "METRICS", "CAUSE",
 )  # fmt: skip
+_NAMES = {name: name.lower() for name in _COLUMNS if name} | {"RUN": "run_id", "JOB": "job_id", "TIME": "wall_s"}
+"""Names of the columns in `--columns`, by heading: those of `results` and of `status --json`."""
+_FIRST = -1  # placeholder for the width of the first metric of each run
+_NAMES = {name: name.lower() for name in _COLUMNS if name} | {"RUN": "run_id", "JOB": "job_id", "TIME": "wall_s"}
+"""Names of the columns in `--columns`, by heading: those of `results` and of `status --json`."""
+_FIRST = -1  # placeholder for the width of the first metric of each run
 _GIVES_WAY: Sequence[Least] = (
-    "JOB", "ATTEMPTS", "TIME", "NODE", "GOODPUT", "SPEED", ("RUN", 20), ("METRICS", 18), ("CAUSE", 24), ("RUN", 16),
-    _AXES, ("METRICS", 16), ("CAUSE", 18), "METRICS", "ETA", "STEP",
+    ("CAUSE", 60), "JOB", "ATTEMPTS", "TIME", "NODE", "GOODPUT", "SPEED", ("RUN", 20), ("CAUSE", 40),
+    ("METRICS", _FIRST), ("CAUSE", 24), ("RUN", 16), _NARROW_AXES, ("CAUSE", 18), ("RUN", 12), ("CAUSE", 12),
+    "METRICS", "CAUSE", "ETA", _AXES, "STEP",
 )  # fmt: skip
-"""Columns that a narrow terminal drops, or cuts to a width, in this order. So state, step and ETA stay longest, then
-causes, then the run's axes and metrics, then the figures of its work."""
+"""Columns that a narrow terminal drops, or cuts to a width, in this order. The user must be able to tell the runs
+apart: so the state, the step and the run's axes stay longest, then ETA, causes and metrics, then the figures of its
+work."""
 
 
 def print_runs(status: SweepStatus, runs: Sequence[RunStatus], chosen: Sequence[str] = ()) -> None:
@@ -538,40 +533,71 @@ def print_runs(status: SweepStatus, runs: Sequence[RunStatus], chosen: Sequence[
     """
     if not runs:
         return
-    goodput, metrics = goodputs(status, runs), metrics_now(status, runs)
-    axes = find_axes([run.spec for run in runs])
-    times, starts = submit_times(status.ledger), expected_starts(status, runs)
+    metrics, axes = metrics_now(status, runs), find_axes([run.spec for run in runs])
     keys = list(dict.fromkeys(key for run in runs for key in axes[run.run_id]))
-    rows, chosen_cells = [], list[dict[str, Any]]()
-    for run in runs:
-        cells = {
+    cells = _cells(status, runs, metrics)
+    if chosen:
+        _print_chosen(chosen, keys, [
+            {**_metric_cells({key: figure(value) for key, value in metrics[run.run_id][0].items()},
+                             {*keys, *_NAMES.values()}),
+             **axes[run.run_id], **{_NAMES[heading]: cell for heading, cell in cells[run.run_id].items()}}
+            for run in runs
+        ])  # fmt: skip
+        return
+    headings = [key.upper() for key in keys]
+    columns = [*_each(_COLUMNS, {name: name for name in _COLUMNS}, headings)]
+    texts = [[str(axis_value(key, axes[run.run_id].get(key, "-"))) for run in runs] for key in keys]
+    rows = [
+        [*_each(_COLUMNS, cells[run.run_id], of_axes)]
+        for run, of_axes in zip(runs, zip(*texts, strict=True) if texts else [()] * len(runs), strict=True)
+    ]
+    short = short_headings(headings, _COLUMNS)
+    print_table(columns, rows, least=_gives_way(headings, texts, cells.values(), short), short=short)
+
+
+def _cells(
+    status: SweepStatus, runs: Sequence[RunStatus], metrics: Mapping[str, tuple[Mapping[str, Any], int | None]]
+) -> dict[str, dict[str, Any]]:
+    """Return run id -> heading -> cell of the columns that every sweep has."""
+    goodput = goodputs(status, runs)
+    times, starts = submit_times(status.ledger), expected_starts(status, runs)
+    return {
+        run.run_id: {
             "RUN": run.run_id, "STATE": run.state, "STEP": run.progress, "ETA": short_duration(run.eta_s),
             "SPEED": speed_words(run.speed),
             "GOODPUT": f"{goodput[run.run_id]:.0%}" if run.run_id in goodput else "-",
             "ATTEMPTS": str(len(run.attempts)), "TIME": _time(run, times.get(run.run_id, ())),
             "JOB": _short_job(run.job_id), "NODE": _nodes(run), "METRICS": _metrics(run, *metrics[run.run_id]),
             "CAUSE": _cause(run, starts.get(run.run_id)),
-        }  # fmt: skip
-        if chosen:
-            by_name = {name.lower(): cell for name, cell in cells.items()}
-            values = {key: figure(value) for key, value in metrics[run.run_id][0].items()}
-            chosen_cells.append({**_metric_cells(values, {*keys, *by_name}), **axes[run.run_id], **by_name})
-            continue
-        rows.append([*_each(_COLUMNS, cells, [axis_value(key, axes[run.run_id].get(key, "-")) for key in keys])])
-    if chosen:
-        known = list(dict.fromkeys(name for cells in chosen_cells for name in cells))
-        for name in chosen:
-            if name.lower() not in known and name not in known:
-                raise ConfigError(f"--columns {name}: there is no such column. {valid(name, known)}")
-        names = [name if name in known else name.lower() for name in chosen]
-        print_table(
-            [name.upper() for name in names], [[cells.get(name, "-") for name in names] for cells in chosen_cells]
-        )
-        return
-    headings = [key.upper() for key in keys]
-    columns = [*_each(_COLUMNS, {name: name for name in _COLUMNS}, headings)]
-    least = [*_each(_GIVES_WAY, {name: name for name in _GIVES_WAY}, headings[::-1])]
-    print_table(columns, rows, least=least)
+        }
+        for run in runs
+    }  # fmt: skip
+
+
+def _print_chosen(chosen: Sequence[str], keys: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print these columns. Raises ConfigError if one of them is not there."""
+    known = list(dict.fromkeys(name for name in (*_NAMES.values(), *keys, *(name for row in rows for name in row))))
+    names = chosen_columns(chosen, known)
+    typed = {column: name for name in chosen if name != "all" for column in chosen_columns([name], known)}
+    headings = [typed.get(name, name).upper() for name in names]
+    print_table(headings, [[row.get(name, "-") for name in names] for row in rows])
+
+
+def _gives_way(
+    headings: Sequence[str], texts: Sequence[Sequence[str]], cells: Collection[Mapping[str, Any]],
+    short: Mapping[str, str],
+) -> list[Least]:  # fmt: skip
+    """Return `_GIVES_WAY` for the axes with these headings and texts."""
+    first = max(len(str(row["METRICS"]).partition(" ")[0]) for row in cells) + 1
+    least: list[Least] = []
+    for step in _GIVES_WAY:
+        if step == _NARROW_AXES:
+            least += narrow_axes(headings, texts, short)
+        elif step == _AXES:
+            least += headings[::-1]
+        else:
+            least.append(("METRICS", first) if step == ("METRICS", _FIRST) else step)
+    return least
 
 
 def _each(names: Sequence[Any], known: Mapping[Any, Any], of_axes: Sequence[Any]) -> Iterator[Any]:

@@ -22,6 +22,7 @@ from hpc_trainer.launch.memory import CONTEXT_GB, FRAGMENTS, PARTS, Need
 from hpc_trainer.launch.plan import SweepPlan
 from hpc_trainer.launch.stages import Chain
 from hpc_trainer.launch.submit import array_script_of
+from hpc_trainer.record.spec import shown_axis
 from hpc_trainer.record.states import RunState
 
 _LEFT_OUT_SHOWN = 10
@@ -101,7 +102,12 @@ def print_plan(plan: SweepPlan) -> None:
     print_table(
         ["RUN", "HARDWARE", "STATE", *axes],
         [
-            [spec.run_id, spec.hardware_names, plan.states[spec.run_id], *(spec.axes.get(axis, "-") for axis in axes)]
+            [
+                spec.run_id,
+                spec.hardware_names,
+                plan.states[spec.run_id],
+                *(shown_axis(spec.axes.get(axis, "-")) for axis in axes),
+            ]
             for spec in grid.specs[:_RUNS_SHOWN]
         ],
         least=("HARDWARE",),

@@ -17,7 +17,7 @@ from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError, valid
 from hpc_trainer.operate.find import configured_runs_dir, existing_sweep, list_sweeps, nothing_of_yours
 from hpc_trainer.operate.show import COUNT_S, DEFAULT, SweepColumns, as_text, difference, find_run, sweep_lines, values
-from hpc_trainer.operate.usage import AMOUNTS, GROUPS, total, usage
+from hpc_trainer.operate.usage import AMOUNTS, checked_groups, total, usage
 from hpc_trainer.record.environment import changes_of
 from hpc_trainer.record.journal import Journal, read_first_weights
 
@@ -131,10 +131,7 @@ def run_usage(names: Sequence[str], runs_dir: Path | None, *, by: str, as_csv: b
         ConfigError: `by` names no column to group by.
         RunStateError: there is no such sweep.
     """
-    keys = [word.strip() for word in by.split(",") if word.strip()]
-    for key in keys or [by]:
-        if key not in GROUPS:
-            raise ConfigError(f"--by {key}: {valid(key, GROUPS)}")
+    keys = checked_groups([word.strip() for word in by.split(",") if word.strip()])
     folder = configured_runs_dir(runs_dir)
     notes: list[str] = []
     sweeps = [existing_sweep(folder, name) for name in dict.fromkeys(names)] if names else list_sweeps(folder)

@@ -182,9 +182,10 @@ def _export_all(run: Known, wanted: Wanted, forms: Sequence[Form], runs_dir: Pat
     import sys
 
     from hpc_trainer.cli.common import print_json, print_next
-    from hpc_trainer.cli.report_verbs import PageOptions, run_report
+    from hpc_trainer.cli.report_verbs import run_report
     from hpc_trainer.deploy.export import EVERY, Wanted, export_all
     from hpc_trainer.errors import ConfigError
+    from hpc_trainer.operate.report.write import PageOptions
 
     options = (wanted.quantize, wanted.prune, wanted.tolerance)
     if options != (None, None, None) or wanted.to != Wanted().to:

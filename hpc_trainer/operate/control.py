@@ -1,4 +1,7 @@
-"""Cancelling, holding and releasing of runs: first a marker file that outlives every process, then Slurm is asked."""
+"""Cancelling, holding and releasing of runs, and the choice of runs that a retry submits again.
+
+A marker file that outlives every process is written first, then Slurm is asked.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,14 @@ import dataclasses
 import os
 import shutil
 import signal
+from collections import Counter
 from collections.abc import Collection, Sequence
 
 from hpc_trainer.errors import RunStateError, SlurmError
 from hpc_trainer.operate.find import prepare_to_write
 from hpc_trainer.record.files import make_folder, write_marker
 from hpc_trainer.record.holds import write_hold
+from hpc_trainer.record.layout import sweep_folder
 from hpc_trainer.record.processes import is_alive, pid_of
 from hpc_trainer.record.reading import is_there, read_json
 from hpc_trainer.record.run_status import RunStatus
@@ -305,3 +310,76 @@ def _has_no_job(run: RunStatus) -> bool:
     # A job that began in spite of the hold left an empty folder.
     left_at_once = run.state in (RunState.FAILED, RunState.GONE) and not run.attempts
     return run.state.needs_submit or run.waits_in_sweep or left_at_once
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Retried:
+    """Runs that a retry submits again."""
+
+    run_ids: tuple[str, ...]
+    takes_back: bool
+    """True if the cancel of cancelled runs among them is taken back."""
+
+
+def runs_to_retry(status: SweepStatus, run_ids: Sequence[str], names: Sequence[str], *, is_chosen: bool) -> Retried:
+    """Return those of `run_ids` that have failed or were interrupted.
+
+    A cancelled run is among them if its own name is given, or if its sweep's name is given and cancelled it. A run
+    whose folder was deleted is among them if its own name is given.
+
+    Args:
+        status: the sweep.
+        run_ids: the runs that `names` mean.
+        names: what the user named.
+        is_chosen: a condition chose the runs, which counts as naming them.
+
+    Raises:
+        RunStateError: there is no such run.
+    """
+    from hpc_trainer.operate.why import explain  # late: the other verbs need no causes
+
+    folder = status.sweep.folder.parent
+    is_sweep = [sweep_folder(folder, name).name for name in names] == [status.sweep.name]
+    takes_all = is_chosen or (bool(names) and not is_sweep)
+    states = {run_id: status.states[run_id] for run_id in run_ids}
+    back = {
+        run_id
+        for run_id, state in states.items()
+        if (state is RunState.CANCELLED and (takes_all or cancelled_with_sweep(status, run_id)))
+        or (state is RunState.GONE and takes_all)
+    }
+    wanted = [run_id for run_id, state in states.items() if state.has_failed or state.needs_submit or run_id in back]
+    unknown = next((run_id for run_id, state in states.items() if state is RunState.UNKNOWN), None)
+    if not wanted and unknown is not None:
+        why = explain(status, status.run(unknown), asks_slurm=False)
+        raise RunStateError(
+            f"{unknown} is UNKNOWN, and retry leaves such a run alone, because it may have a job already. "
+            f"{why.verdict} Cause: {why.cause}. Do: {'; or: '.join(why.advice)}"
+        )
+    if not wanted:
+        raise RunStateError(_nothing_to_retry(status, run_ids))
+    return Retried(run_ids=tuple(wanted), takes_back=takes_all or bool(back))
+
+
+def _nothing_to_retry(status: SweepStatus, run_ids: Sequence[str]) -> str:
+    """Return a message that no run has failed or was interrupted, with the command that restarts each kind of run."""
+    states = [status.states[run_id] for run_id in run_ids]
+    if len(states) == 1:
+        sentences = [f"nothing to retry: {run_ids[0]} is {states[0].value}."]
+    else:
+        counted = sorted(Counter(state.value for state in states).items())
+        counts = ", ".join(f"{number} {state}" for state, number in counted) or "no runs"
+        sentences = [f"nothing to retry: no run of {status.sweep.name} has failed or was interrupted ({counts})."]
+    if RunState.HELD in states:
+        sentences.append(f"To release held runs: hpc-trainer release {status.sweep.name}")
+    elif any(state.is_active for state in states):
+        sentences.append("Waiting and running runs continue by themselves.")
+    if RunState.CANCELLED in states:
+        cancelled = next(run_id for run_id, state in zip(run_ids, states, strict=True) if state is RunState.CANCELLED)
+        sentences.append(f"To restart a cancelled run, name it: hpc-trainer retry {cancelled}")
+    if RunState.GONE in states:
+        gone = next(run_id for run_id, state in zip(run_ids, states, strict=True) if state is RunState.GONE)
+        sentences.append(f"To train a run with a deleted folder again, name it: hpc-trainer retry {gone}")
+    if RunState.COMPLETED in states:
+        sentences.append("To train completed runs anew, add --fresh to their `hpc-trainer submit`.")
+    return " ".join(sentences)

@@ -14,8 +14,8 @@ from typing import Any
 
 from hpc_trainer.config.schema.output import CheckpointConfig, compared_by, is_best_small, kept_best, small_is_better
 from hpc_trainer.domains import contributions
-from hpc_trainer.errors import ConfigError, valid
-from hpc_trainer.operate.where import Where
+from hpc_trainer.errors import ConfigError, RunStateError, valid
+from hpc_trainer.operate.where import Where, parse_where
 from hpc_trainer.record.ledger import Kind
 from hpc_trainer.record.metrics import best_in
 from hpc_trainer.record.reading import is_number
@@ -131,12 +131,7 @@ class ResultTable:
         """
         if not columns:
             return self
-        known = self.columns
-        for column in columns if self.rows else ():
-            if column not in known and column != "all":
-                raise ConfigError(f"--columns {column}: there is no such column. {valid(column, known)}")
-        chosen = [name for column in columns for name in (known if column == "all" else [column])]
-        return dataclasses.replace(self, chosen=list(dict.fromkeys(chosen)))
+        return dataclasses.replace(self, chosen=chosen_columns(columns, self.columns) if self.rows else [*columns])
 
     def means_over(self, axes: Sequence[str]) -> ResultTable:
         """Return a row for each group of runs that differ only in these axes.
@@ -263,6 +258,27 @@ def runs_where(status: SweepStatus, run_ids: Sequence[str], condition: Where) ->
     return [run_id for run_id in run_ids if run_id in chosen]
 
 
+def where_holds(status: SweepStatus, run_ids: Sequence[str], where: str | None, option: str = "--where") -> list[str]:
+    """Return the runs that fulfil a condition; all of them without one.
+
+    Args:
+        status: the sweep.
+        run_ids: the runs.
+        where: text of the condition.
+        option: name of the option, for messages.
+
+    Raises:
+        ConfigError: the condition cannot be read, or names an unknown column.
+        RunStateError: no run fulfils it.
+    """
+    if where is None:
+        return [*run_ids]
+    chosen = runs_where(status, run_ids, parse_where(where, option))
+    if not chosen:
+        raise RunStateError(f"{option} {where}: none of the {len(run_ids)} run(s) of {status.sweep.name} fulfils it.")
+    return chosen
+
+
 def _outcome(
     status: SweepStatus, run: RunStatus, metrics: Mapping[str, Any], step: int | None, columns: Mapping[str, str], *,
     best: CheckpointConfig | None,
@@ -340,6 +356,35 @@ def _redone_s(status: SweepStatus, run: RunStatus) -> float | None:
         return 0.0  # the usual case, in which the ledger's files need not be read
     ledger = ledger_of_run(status, run)
     return None if ledger is None else round(ledger.seconds.get(Kind.redone, 0.0), 1)
+
+
+_OTHER_NAMES = {
+    "run": "run_id", "attempt": "attempts", "job": "job_id", "wall": "wall_s", "time": "wall_s", "queue": "queue_s",
+    "redone": "redone_s",
+}  # fmt: skip
+"""Other names of columns in `--columns` of `status` and `results`: headings of their tables, keys of their JSON."""
+
+
+def chosen_columns(names: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Return the columns with these names, in this order and once each; `all` stands for every column.
+
+    A heading of a table, in upper case or short (`RUN`, `wall`), is a name of its column too.
+
+    Raises:
+        ConfigError: there is no such column.
+    """
+    columns: dict[str, None] = {}
+    by_lower = {name.lower(): name for name in reversed(known)}
+    for name in names:
+        if name == "all" and name not in known:
+            columns |= dict.fromkeys(known)
+            continue
+        lower = name.lower()
+        column = name if name in known else by_lower.get(lower, by_lower.get(_OTHER_NAMES.get(lower, "")))
+        if column is None:
+            raise ConfigError(f"--columns {name}: there is no such column. {valid(name, known)}")
+        columns[column] = None
+    return [*columns]
 
 
 def sort_rows(

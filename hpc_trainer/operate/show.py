@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from hpc_trainer.operate.find import find_sweep, fits, in_one_sweep, list_sweeps
 from hpc_trainer.record.known_runs import known_by_files
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.reading import read_json
-from hpc_trainer.record.spec import RunSpec, leaves
+from hpc_trainer.record.spec import RunSpec, leaves, number_text
 from hpc_trainer.record.submissions import Ledger, latest_of_each_run
 
 LINE, FILE, FILLED, DEFAULT = "command line", "file", "filled in", "default"
@@ -150,6 +151,8 @@ def difference(runs: Sequence[Known]) -> list[tuple[str, list[Any]]]:
 
 def as_text(value: Any) -> str:
     """Return a value as the command line writes it."""
+    if isinstance(value, float) and math.isfinite(value):
+        return number_text(value)
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -183,6 +186,14 @@ class SweepColumns:
     """Return the texts under `headings` for the values that `of` returned."""
     least: tuple[str | tuple[str, int], ...] = ()
     """Columns that a narrow terminal drops or cuts (cli/common.py, `print_table`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Labels:
+    """Tags, in order of the alphabet, and note of a sweep (hook `labels`)."""
+
+    tags: tuple[str, ...] = ()
+    note: str = ""
 
 
 COUNT_S = 5.0

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpc_trainer.errors import SlurmError
+from hpc_trainer.errors import ConfigError, SlurmError, valid
 from hpc_trainer.record.journal import Journal, read_heartbeat
 from hpc_trainer.record.known_runs import known_by_files
 from hpc_trainer.record.layout import SUBMISSIONS, RunPaths, SweepPaths, journals_in
@@ -92,6 +92,14 @@ def usage(sweeps: Sequence[SweepPaths], by: Sequence[str], notes: list[str]) -> 
             "from the runs' own files."
         )
     return [{**dict(zip(by, key, strict=True)), **uses_by_group[key].row()} for key in sorted(uses_by_group)]
+
+
+def checked_groups(keys: Sequence[str], option: str = "--by ") -> list[str]:
+    """Return the columns to group by. Raises ConfigError if one is not of `GROUPS`, or there is none."""
+    wrong = next((key for key in keys if key not in GROUPS), None if keys else "")
+    if wrong is not None:
+        raise ConfigError(f"{option}{wrong}: {valid(wrong, GROUPS)}")
+    return [*keys]
 
 
 def total(rows: Sequence[Mapping[str, Any]], by: Sequence[str]) -> dict[str, Any]:

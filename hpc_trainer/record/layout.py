@@ -91,7 +91,7 @@ def sweep_folders(runs_dir: Path) -> list[Path]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     if has_sweep_file(runs_dir):  # folders in a sweep's folder have files of the same names
-        return [path for path in paths if SweepPaths(path).sweep.exists()]
+        return [path for path in paths if exists(path / "sweep.json", Faults())]
     return paths
 
 

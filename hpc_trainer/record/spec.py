@@ -550,9 +550,28 @@ def _words_as_typed(axis: str, specs: Sequence[RunSpec], found: Mapping[str, Map
 
 def _value(spec: RunSpec, key: str, typed: Mapping[str, str], found: Mapping[str, Mapping[str, Any]]) -> str | None:
     if key in spec.axes:
-        return spec.axes[key]
+        return shown_axis(spec.axes[key])
     value = found[spec.run_id][key]
-    return None if value is None else typed.get(str(value), _text(value))
+    return None if value is None else shown_axis(typed.get(str(value), _text(value)))
+
+
+def shown_axis(text: str) -> str:
+    """Return a value on an axis as tables show it: 1e10 for 10000000000.0, which is what Hydra makes of 1e10."""
+    return number_text(float(text)) if _LONG.fullmatch(text) else text
+
+
+def number_text(value: float) -> str:
+    """Return a whole number of six digits or more without .0, as a user types it: 1e10, 300000; others as Python does.
+
+    Only tables show values so. Frozen configurations and overrides keep Python's text, on which ids depend.
+    """
+    if not _LONG.fullmatch(str(value)):
+        return str(value)
+    short = re.sub(r"e\+0*", "e", f"{value:g}")
+    return short if float(short) == value else f"{value:.0f}"
+
+
+_LONG = re.compile(r"-?[0-9]{6,}\.0")
 
 
 def _configured(spec: RunSpec, key: str) -> Any:

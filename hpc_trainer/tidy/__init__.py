@@ -12,5 +12,6 @@ Every verb that changes a sweep holds the lock of `submit`, and refuses a sweep 
 CONTRIBUTES = {
     "verbs": ("hpc_trainer.tidy.verbs:verbs",),
     "sweep_columns": ("hpc_trainer.tidy.walk:COLUMNS",),
+    "labels": ("hpc_trainer.tidy.labels:label",),
 }
 """Contributions of this domain to the hooks of the core (hpc_trainer/domains.py)."""

@@ -6,12 +6,12 @@ import contextlib
 import dataclasses
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_trainer.config import script_words as words
 from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError, valid
 from hpc_trainer.operate.find import prepare_to_write
+from hpc_trainer.operate.show import Labels
 from hpc_trainer.record.files import rename, write_json
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.processes import file_lock, submit_lock
@@ -26,14 +26,6 @@ _MOST_TAGS = 50
 _LONGEST_NOTE = 1000
 # `tag` and `note` take milliseconds.
 _WAIT_S = 10.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Labels:
-    """Tags, in order of the alphabet, and note of a sweep."""
-
-    tags: tuple[str, ...] = ()
-    note: str = ""
 
 
 def read_labels(sweep: SweepPaths) -> Labels:
@@ -87,6 +79,17 @@ def change_note(sweep: SweepPaths, note: str) -> Labels:
         labels = dataclasses.replace(read_labels(sweep), note=note)
         _write(sweep, labels)
     return labels
+
+
+def label(sweep: SweepPaths, add: Sequence[str] = (), remove: Sequence[str] = (), note: str | None = None) -> Labels:
+    """Change the tags and the note of a sweep, and return its labels; without changes only return them.
+
+    Raises:
+        ConfigError: as `change_tags` and `change_note`.
+    """
+    if note is not None:
+        change_note(sweep, note)
+    return change_tags(sweep, add, remove) if add or remove else read_labels(sweep)
 
 
 @contextlib.contextmanager

@@ -11,9 +11,9 @@ import typer
 from hpc_trainer.cli.options import Json, Names, RunsDir, SweepOption, Verb, complete_sweeps
 
 if TYPE_CHECKING:
+    from hpc_trainer.operate.show import Labels
     from hpc_trainer.record.layout import SweepPaths
     from hpc_trainer.tidy.cleaning import Item
-    from hpc_trainer.tidy.labels import Labels
 
 verbs = typer.Typer()
 

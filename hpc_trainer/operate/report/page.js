@@ -626,27 +626,33 @@
   // --- costs ---
 
   const byLedger = () => visible.filter((index) => runs[index].ledger && runs[index].ledger.elapsed_s > 0).slice(0, 40);
+  const unitOf = (hours) => { // the unit in which the largest of these times is at least 1
+    const most = Math.max(0, ...hours);
+    return most >= 1 ? { name: "hours", short: "h", per: 1 }
+      : most * 60 >= 1 ? { name: "minutes", short: "min", per: 60 } : { name: "seconds", short: "s", per: 3600 };
+  };
   const ledgerChart = () => {
     const indices = byLedger().reverse();
     if (!indices.length) return null;
+    const unit = unitOf(indices.map((index) => runs[index].ledger.elapsed_s / 3600));
     return { height: Math.max(420, 18 * indices.length + 110), traces: data.kinds.filter((kind) => indices.some((index) => runs[index].ledger.seconds[kind.name])).map((kind) => ({
-      type: "bar", orientation: "h", name: kind.words, y: indices.map((_, at) => at), x: indices.map((index) => (runs[index].ledger.seconds[kind.name] || 0) / 3600),
+      type: "bar", orientation: "h", name: kind.words, y: indices.map((_, at) => at), x: indices.map((index) => (runs[index].ledger.seconds[kind.name] || 0) / 3600 * unit.per),
       marker: { color: theme === "dark" ? kind.dark : kind.light }, customdata: indices, text: indices.map((index) => `${esc(labels[index])}<br>${kind.words}`),
-      textposition: "none", hovertemplate: "%{text}: %{x:.3g} h<extra></extra>",
+      textposition: "none", hovertemplate: `%{text}: %{x:.3g} ${unit.short}<extra></extra>`,
     })), layout: { barmode: "stack", showlegend: true, legend: { orientation: "h", y: 1.02, yanchor: "bottom", traceorder: "normal" }, margin: { l: 50, r: 14, t: 56, b: 40 },
-      xaxis: { title: { text: "hours" } }, yaxis: { tickvals: indices.map((_, at) => at), ticktext: indices.map((index) => esc(labels[index].slice(0, 60))) } } };
+      xaxis: { title: { text: unit.name } }, yaxis: { tickvals: indices.map((_, at) => at), ticktext: indices.map((index) => esc(labels[index].slice(0, 60))) } } };
   };
   const hoursChart = () => {
     const name = total("gpu_hours") > 0 ? "gpu_hours" : "core_hours";
     const sums = new Map();
     for (const index of visible) sums.set(runs[index].cells.state, (sums.get(runs[index].cells.state) || 0) + (runs[index].cells[name] || 0));
-    const states = [...sums.keys()].sort();
-    return { traces: [{ type: "bar", x: states, y: states.map((one) => sums.get(one)), hovertemplate: "%{x}: %{y:.4g}<extra></extra>",
+    const states = [...sums.keys()].sort(), unit = unitOf([...sums.values()]);
+    return { traces: [{ type: "bar", x: states, y: states.map((one) => sums.get(one) * unit.per), hovertemplate: "%{x}: %{y:.4g}<extra></extra>",
       marker: { color: states.map((one) => css(tone(one) ? `--${tone(one)}` : "--c0")) } }],
-    layout: { yaxis: { title: { text: name === "gpu_hours" ? "GPU-hours" : "core-hours" }, rangemode: "tozero" } } };
+    layout: { yaxis: { title: { text: `${name === "gpu_hours" ? "GPU" : "core"}-${unit.name}` }, rangemode: "tozero" } } };
   };
   const costsSection = () => section("costs", "Time and cost",
-    el("div", { className: "plots" }, figure("Hours by state", hoursChart)), el("p", {}),
+    el("div", { className: "plots" }, figure("Time by state", hoursChart)), el("p", {}),
     runs.some((run) => run.ledger && run.ledger.elapsed_s > 0) ? el("div", { className: "plots one" },
       figure("Where the time went", ledgerChart, { high: true, note: "Each second that a run had its nodes, all attempts together; the first 40 rows of the table." })) : null);
 

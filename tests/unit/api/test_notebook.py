@@ -1,4 +1,4 @@
-"""`hpc_trainer.results`, `metrics`, `status`, `why`, `sweeps`, `cancel`: with pandas and without."""
+"""Functions for notebooks, such as `hpc_trainer.results`, `status`, `retry` and `report`: with pandas and without."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import hpc_trainer
-from hpc_trainer import api
 from hpc_trainer.errors import ConfigError, RunStateError
+from hpc_trainer.operate import notebook
 from hpc_trainer.record.files import append_lines, write_json
 from hpc_trainer.record.states import CANCEL, RunState
 from tests.unit.record.builders import make_specs
@@ -56,7 +56,7 @@ def test_results_and_metrics_are_frames(sweep: SweepOnDisk) -> None:
 def test_without_pandas_they_are_dicts_that_a_notebook_shows(
     sweep: SweepOnDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api, "has_pandas", lambda: False)
+    monkeypatch.setattr(notebook, "has_pandas", lambda: False)
     rows = hpc_trainer.results("mine", columns=["seed", "eval_loss"])
     assert list(rows) == [
         {"seed": 0, "eval_loss": 0.75},
@@ -136,10 +136,98 @@ def test_cancel_needs_a_name_and_cancels_what_it_names(sweep: SweepOnDisk, fake_
     assert fake_slurm.calls("scancel") == ["scancel --quiet 500_[2]"]
 
 
+def test_cancel_of_the_runs_that_a_condition_chooses(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    with pytest.raises(RunStateError, match=r"where= seed>7: none of the 3 run\(s\) of mine fulfils it"):
+        hpc_trainer.cancel("mine", where="seed>7")
+    assert hpc_trainer.cancel("mine", where="seed==2") == [sweep.specs[2].run_id]
+    assert not sweep.paths.run(sweep.specs[1].run_id).marker(CANCEL).exists()
+
+
+def test_hold_and_release(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    waiting = sweep.specs[2].run_id
+    for function, verb in ((hpc_trainer.hold, "hold"), (hpc_trainer.release, "release")):
+        with pytest.raises(RunStateError, match=f"{verb} needs the name of a sweep or of a run"):
+            function()
+    assert hpc_trainer.hold("mine").held == (waiting,)
+    assert sweep.paths.hold.exists()
+    assert fake_slurm.calls("scontrol")[-1].startswith("scontrol uhold")
+    assert hpc_trainer.status().runs[2].state is RunState.HELD
+    done = hpc_trainer.release("mine")
+    assert (done.released, done.to_submit) == ((waiting,), ())
+    assert not sweep.paths.hold.exists()
+
+
+def test_retry_submits_failed_runs_again(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    with pytest.raises(RunStateError, match=f"nothing to retry: {sweep.specs[0].run_id} is COMPLETED"):
+        hpc_trainer.retry(sweep.specs[0].run_id)
+    done = hpc_trainer.retry("mine", where="seed<2", changes=["hardware.time_limit_min=77"])
+    assert [array.run_ids for array in done.arrays] == [(sweep.specs[1].run_id,)]
+    assert [spec.shape.time_limit_min for spec in done.plan.specs] == [77]
+
+
+def test_logs_configuration_and_differences_of_runs(sweep: SweepOnDisk) -> None:
+    one, two = (spec.run_id for spec in sweep.specs[:2])
+    log = sweep.run(1).log(0, 0)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("one\n<two>\n\x1b[31mthree\n")
+    text = hpc_trainer.logs(two)
+    assert text.splitlines() == [f"==> {log} <==", "one", "<two>", "\x1b[31mthree"]
+    assert (hpc_trainer.logs(two, tail=1).splitlines()[1:], "\x1b" in repr(text)) == (["\x1b[31mthree"], False)
+    assert "&lt;two&gt;" in text._repr_html_()
+    keys = hpc_trainer.show(one)
+    assert next(row.value for row in keys if row.key == "seed") == 0
+    assert "<th>source</th>" in keys._repr_html_()
+    pandas = pytest.importorskip("pandas")
+    found = hpc_trainer.diff(one, two)
+    assert isinstance(found, pandas.DataFrame)
+    assert found.to_dict("records") == [{"key": "seed", one: 0, two: 1}]
+    with pytest.raises(ConfigError, match="diff compares runs: name two or more"):
+        hpc_trainer.diff(one)
+
+
+def test_a_report_is_a_page(sweep: SweepOnDisk, tmp_path: Path) -> None:
+    page = hpc_trainer.report("mine", plain=True)
+    assert page == sweep.paths.folder / "report.html"
+    assert "ValueError: &lt;script&gt;" in page.read_text()
+    assert hpc_trainer.report(output=tmp_path / "other.html", plain=True) == tmp_path / "other.html"
+    with pytest.raises(ConfigError, match="there is no folder"):
+        hpc_trainer.report(output=tmp_path / "nowhere" / "x.html")
+    with pytest.raises(RunStateError, match=r"there is no sweep mien\. Did you mean mine\?"):
+        hpc_trainer.report("mien", plain=True)
+
+
+def test_use_is_a_frame(sweep: SweepOnDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    pandas = pytest.importorskip("pandas")
+    with pytest.warns(UserWarning, match="sacct did not answer"):  # to a question of usage
+        found = hpc_trainer.usage("mine", by=["sweep", "month"])
+    assert isinstance(found, pandas.DataFrame)
+    assert list(found)[:3] == ["sweep", "month", "jobs"]
+    assert (found["sweep"][0], found["jobs"][0], found["is_by_slurm"][0]) == ("mine", 2, False)
+    with pytest.raises(ConfigError, match=r"by=swep: Did you mean sweep\?"):
+        hpc_trainer.usage(by="swep")
+    monkeypatch.setattr(notebook, "has_pandas", lambda: False)
+    with pytest.warns(UserWarning, match="sacct did not answer"):
+        assert hpc_trainer.usage()[0]["jobs"] == 2
+
+
+def test_tags_and_a_note(sweep: SweepOnDisk) -> None:
+    assert hpc_trainer.tag("mine", "good", "paper").tags == ("good", "paper")
+    assert hpc_trainer.tag("mine", remove="paper").tags == ("good",)
+    labels = hpc_trainer.note("mine", "rate too high")
+    assert (labels.tags, labels.note) == (("good",), "rate too high")
+    assert hpc_trainer.note("mine") == hpc_trainer.tag("mine") == labels
+    assert hpc_trainer.note("mine", "").note == ""
+    with pytest.raises(ConfigError, match="mine has no tag bad"):
+        hpc_trainer.tag("mine", remove=["bad"])
+    with pytest.raises(RunStateError, match=r"there is no sweep mien\. Did you mean mine\?"):
+        hpc_trainer.tag("mien", "good")
+
+
 def test_dir_has_every_public_name() -> None:
-    assert {"results", "metrics", "status", "why", "sweeps", "cancel", "plan", "submit", "sync"} <= set(
-        dir(hpc_trainer)
+    functions = (
+        "results metrics status why sweeps cancel plan submit sync hold release retry logs show diff report usage"
     )
+    assert {*functions.split(), "tag", "note"} <= set(dir(hpc_trainer))
     for name in dir(hpc_trainer):
         if name != "RunContext":  # imports torch
             assert getattr(hpc_trainer, name) is not None

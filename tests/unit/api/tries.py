@@ -17,13 +17,14 @@ from unittest import mock
 
 import pytest
 
-from hpc_trainer.cli.report_verbs import PageOptions, run_report
+from hpc_trainer.cli.report_verbs import run_report
 from hpc_trainer.cli.results_verbs import run_results
 from hpc_trainer.cli.run_verbs import run_cancel, run_logs, run_status
 from hpc_trainer.cli.why_verbs import run_why
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ExitCode, HpcTrainerError
 from hpc_trainer.launch.grids import plan_grid, retry, submit_grid, top_up
+from hpc_trainer.operate.report.write import PageOptions
 from hpc_trainer.record.journal import Journal
 from hpc_trainer.record.layout import SWEEP_FILES, RunPaths, SweepPaths
 from hpc_trainer.record.spec import read_spec

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.cli.grid_verbs import run_retry
-from hpc_trainer.cli.report_verbs import PageOptions, run_report
+from hpc_trainer.cli.report_verbs import run_report
 from hpc_trainer.cli.results_verbs import run_results
 from hpc_trainer.cli.run_verbs import run_cancel, run_status, status_json
 from hpc_trainer.cli.show_verbs import run_show
 from hpc_trainer.cli.why_verbs import run_why
 from hpc_trainer.errors import RunStateError
+from hpc_trainer.operate.report.write import PageOptions
 from hpc_trainer.record.files import append_lines, write_json
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.run_figures import metrics_now

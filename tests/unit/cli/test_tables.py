@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.cli.common import cut, fit_table, print_table
-from hpc_trainer.cli.results_verbs import run_results
-from hpc_trainer.cli.run_verbs import run_status, status_json
+from hpc_trainer.cli.common import cut, fit_table, print_table, short_headings
+from hpc_trainer.cli.results_verbs import Asked, run_results
+from hpc_trainer.cli.run_verbs import ChosenRuns, run_status, status_json
+from hpc_trainer.errors import ConfigError
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import read_status
 from tests.unit.cli.screens import Screen
@@ -125,6 +126,90 @@ def test_a_person_sees_state_progress_and_eta_before_metrics(
     if width >= 70:
         assert "eval_loss=0.25" in lines[0], "the first metrics, whole"
         assert re.search(r"eval_accuracy=[\d.]*…", lines[0]) is None
+
+
+@pytest.fixture
+def many(tmp_path: Path, fake_slurm: FakeSlurm) -> SweepOnDisk:
+    """Four axes, six metrics with long names: one run is complete, one has failed, one is at work, and one waits."""
+    keys = ("optim.lr", "optim.weight_decay", "schedule.warmup_steps", "seed")
+    points = [("0.001", "0.1", "100", "0"), ("0.001", "0.1", "100", "1"), ("0.003", "0.1", "100", "0")]
+    points.append(("0.003", "0.01", "100", "1"))
+    specs = [
+        make_spec(
+            "cluster=slurm", optim__lr=float(point[0]), optim__weight_decay=float(point[1]), seed=int(point[3]),
+            axes=dict(zip(keys, point, strict=True)),
+        )
+        for point in points
+    ]  # fmt: skip
+    sweep = SweepOnDisk(tmp_path / "runs" / "sweep", specs)
+    sweep.submit()
+    fake_slurm.answer("squeue", "500_2|RUNNING|n1|None|x\n500_3|PENDING||Priority|x\n")
+    fake_slurm.answer("sacct", "")
+    for index in range(3):
+        sweep.start(index, resumed=0)
+    figures = dict.fromkeys((f"eval_precision_of_class_{name}" for name in "abcd"), 0.25)
+    sweep.done(0, eval_loss=0.25, eval_accuracy=0.987654, samples_per_s=123456.0, **figures)
+    error = {"type": "ValueError", "message": "words and " * 20}
+    sweep.end(1, state=RunState.FAILED, cause="exception", error=error)
+    sweep.beat(2, step=50, eval_loss=1.5, eval_accuracy=0.123456, samples_per_s=123456.0)
+    return sweep
+
+
+@pytest.mark.parametrize("width", [60, 80, 130])
+def test_the_axes_that_tell_runs_apart_stay_before_metrics_and_causes(
+    width: int, many: SweepOnDisk, on_terminal: Terminal
+) -> None:
+    head, *lines = (line.split() for line in _shown(on_terminal, width, many, _status).lines if line.strip())
+    axes = ["OPTIM.LR", "OPTIM.WEIGHT_DECAY", "SCHEDULE.WARMUP_STEPS", "SEED"]
+    if width == 130:
+        assert head == ["RUN", "STATE", "STEP", "ETA", *(axis.rpartition(".")[2] for axis in axes), "METRICS", "CAUSE"]
+        assert lines[1][4:8] == ["0.001", "0.1", "100", "1"]
+    elif width == 80:
+        assert head == ["RUN", "STATE", "STEP", "ETA", "LR", "WEIGHT_DECAY", "WARMUP_STEPS", "SEED"]
+        assert lines[1][1:8] == ["FAILED", "0/200", "-", "0.001", "0.1", "100", "1"]
+    else:
+        assert head == ["RUN", "STATE", "STEP", "LR", "WEIGHT_DECAY", "SEED"]
+    assert all(line[0].endswith(spec.run_id[-10:]) for line, spec in zip(lines, many.specs, strict=False))
+
+
+@pytest.mark.parametrize("width", [60, 80, 130])
+def test_results_show_the_state_of_runs_that_are_not_complete(
+    width: int, many: SweepOnDisk, on_terminal: Terminal
+) -> None:
+    shown = [line.split() for line in _shown(on_terminal, width, many, _results).lines if line.strip()]
+    head, *lines = shown[next(place for place, words in enumerate(shown) if words[0] == "RUN_ID") :]
+    column = head.index("STATE")
+    assert [line[column] for line in lines[:4]] == ["COMPLETED", "FAILED", "RUNNING", "PENDING"]
+    assert "EVAL_ACCURACY" in head, "by which the runs are compared"
+    assert width == 60 or {"LR", "WEIGHT_DECAY", "SEED"} <= {heading.rpartition(".")[2] for heading in head}
+
+
+def test_the_same_names_choose_columns_of_status_and_results(
+    many: SweepOnDisk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def shown(verb: str, *columns: str) -> list[list[str]]:
+        folder = many.paths.folder.parent
+        if verb == "status":
+            run_status("sweep", folder, watch=False, as_json=False, chosen=ChosenRuns(columns=columns))
+        else:
+            run_results("sweep", folder, sort=None, as_json=False, asked=Asked(columns=columns))
+        return [line.split() for line in capsys.readouterr().out.splitlines()[:3]]
+
+    ids = [spec.run_id for spec in many.specs]
+    for verb in ("status", "results"):
+        for run in ("run", "run_id", "RUN"):
+            head, *rows = shown(verb, run, "Seed", "eval_loss")
+            assert head == [run.upper() if verb == "status" else "RUN_ID", "SEED", "EVAL_LOSS"]
+            assert rows == [[ids[0], "0", "0.25"], [ids[1], "1", "-"]]
+        assert shown(verb, "state", "attempt", "wall")[1:] == shown(verb, "state", "attempts", "wall_s")[1:]
+        assert shown(verb, "time", "wall_s")[1:] == shown(verb, "time")[1:], "once each"
+        assert {"RUN_ID", "STATE", "OPTIM.LR", "EVAL_LOSS"} <= {*shown(verb, "all")[0]}
+        with pytest.raises(ConfigError, match=r"--columns evalloss: .* Did you mean eval_loss\?"):
+            shown(verb, "evalloss")
+
+
+def test_a_heading_is_short_where_no_other_is_alike() -> None:
+    assert short_headings(["OPTIM.LR", "SEED", "A.X", "B.X", "PARAMS.STATE"], ["STATE"]) == {"OPTIM.LR": "LR"}
 
 
 def test_metrics_are_cut_between_words() -> None:

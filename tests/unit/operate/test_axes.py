@@ -10,10 +10,11 @@ from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.launch.freeze import freeze
 from hpc_trainer.operate.report.data import build_report
 from hpc_trainer.operate.results import result_table
+from hpc_trainer.operate.show import as_text
 from hpc_trainer.record import spec as spec_file
 from hpc_trainer.record.metrics import MetricsLog
 from hpc_trainer.record.reading import parse_record
-from hpc_trainer.record.spec import LateConfig, RunSpec, find_axes, read_specs
+from hpc_trainer.record.spec import LateConfig, RunSpec, find_axes, read_specs, shown_axis
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import read_status
 from tests.unit.record.builders import make_config, make_spec
@@ -42,6 +43,18 @@ def test_a_key_that_no_command_swept_is_an_axis_where_runs_differ() -> None:
     assert find_axes([first, second]) == {
         first.run_id: {"train.label_smoothing": "0"}, second.run_id: {"train.label_smoothing": "0.1"},
     }  # fmt: skip
+
+
+def test_a_large_whole_number_is_shown_as_it_was_typed() -> None:
+    """Hydra makes 10000000000.0 of 1e10: ids and overrides keep that, tables show 1e10."""
+    typed = {"10000000000.0": "1e10", "300000.0": "300000", "1234567.0": "1234567", "-2500000.0": "-2.5e6"}
+    typed |= {"100.0": "100.0", "1e-3": "1e-3", "200000": "200000", "1e+16": "1e+16", "1234567.5": "1234567.5"}
+    specs = [make_spec(f"optim.lr={float(text)}", axes={"optim.lr": text}) for text in typed if text[0] != "-"]
+    shown = [find_axes(specs)[spec.run_id]["optim.lr"] for spec in specs]
+    assert shown == [short for text, short in typed.items() if text[0] != "-"]
+    assert [shown_axis(text) for text in typed] == [*typed.values()]
+    assert all(float(short) == float(text) for text, short in typed.items())
+    assert [as_text(value) for value in (1e10, 0.1, 5, True, None)] == ["1e10", "0.1", "5", "true", "null"]
 
 
 def test_a_choice_of_a_group_is_one_column() -> None:

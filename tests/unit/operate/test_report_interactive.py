@@ -513,6 +513,29 @@ def test_hostile_texts_stay_texts(clean_tab: Tab, tmp_path: Path) -> None:
 
 
 @needs_chromium
+@pytest.mark.parametrize(
+    ("seconds", "unit", "length"), [(2.5, "seconds", 2.5), (90.0, "minutes", 1.5), (7200.0, "hours", 2.0)]
+)
+def test_times_are_in_a_unit_that_suits_them(
+    seconds: float, unit: str, length: float, clean_tab: Tab, tmp_path: Path
+) -> None:
+    tab, page = clean_tab, tmp_path / "page.html"
+    sweep = SweepOnDisk(tmp_path / "runs" / "short", [make_spec(axes={"seed": "0"})])
+    sweep.submit("500", executor="local")
+    sweep.start(executor="local", resumed=0, age_s=seconds)
+    sweep.end(state=RunState.COMPLETED, cause="done")
+    sweep.done(eval_loss=0.5)
+    page.write_text(page_of(sweep), encoding="utf-8")
+    tab.open(page)
+    see_all(tab)
+    plots = "[...document.querySelectorAll('#costs .js-plotly-plot')]"
+    assert tab.js(f"{plots}[0].layout.yaxis.title.text") == f"core-{unit}"
+    assert 0.9 * length <= tab.js(f"{plots}[0].data[0].y[0]") < 60, "the machine may have paused meanwhile"
+    if tab.js(f"{plots}.length") > 1:
+        assert tab.js(f"{plots}[1].layout.xaxis.title.text") == unit
+
+
+@needs_chromium
 @pytest.mark.long
 def test_sweeps_are_compared_with_their_scaling_and_samples(clean_tab: Tab, tmp_path: Path) -> None:
     tab, page = clean_tab, tmp_path / "page.html"

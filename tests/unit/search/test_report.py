@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import hpc_trainer
-from hpc_trainer.cli.report_verbs import PageOptions, _write_page
 from hpc_trainer.errors import RunStateError
 from hpc_trainer.operate.report.data import Report, build_report
+from hpc_trainer.operate.report.write import PageOptions, write_page
 from hpc_trainer.record.status import read_status
 from hpc_trainer.search.report import report_part
 from hpc_trainer.search.verbs import best
@@ -105,7 +105,7 @@ def test_the_plain_page_draws_history_rungs_and_parameters(tmp_path: Path) -> No
     search = make_search(tmp_path)
     page = tmp_path / "report.html"
     status = read_status(search.paths, is_look=True)
-    _write_page([status], page, PageOptions(plain=True))
+    write_page([status], page, PageOptions(plain=True))
     text = page.read_text()
     labels = re.findall(r'role="img" aria-label="([^"]*)"', text)
     for title in ("History", "Rungs", "Parallel coordinates", "Slice: optim.lr", "Slice: optim.weight_decay"):
@@ -126,7 +126,7 @@ def test_the_plain_page_draws_history_rungs_and_parameters(tmp_path: Path) -> No
 def test_a_browser_draws_them(tmp_path: Path) -> None:
     search = make_search(tmp_path)
     page = tmp_path / "report.html"
-    _write_page([read_status(search.paths, is_look=True)], page, PageOptions())
+    write_page([read_status(search.paths, is_look=True)], page, PageOptions())
     with chromium() as tab:
         tab.open(page)
         tab.js("""(async () => {
