@@ -311,13 +311,14 @@ def check_ours(status: SweepStatus) -> None:
     """Check that a folder is a sweep, and not another program's with a file of the same name.
 
     Raises:
-        RunStateError: no run of it is known, and no submit has written its sweep.json.
+        RunStateError: no run of it is known, and no submit has written its sweep.json or search.json.
     """
     sweep = status.sweep
-    if not status.specs and "run_ids" not in (read_json(sweep.sweep, Faults()) or {}):
+    written = ((sweep.sweep, "run_ids"), (sweep.search, "space"))
+    if not status.specs and not any(key in (read_json(path, Faults()) or {}) for path, key in written):
         raise RunStateError(
-            f"{sweep.folder} has no run, and no sweep.json of hpc-trainer: nothing of it is removed. If nobody needs "
-            f"it: rm -r {shlex.quote(str(sweep.folder))}"
+            f"{sweep.folder} has no run, and no sweep.json or search.json of hpc-trainer: nothing of it is "
+            f"removed. If nobody needs it: rm -r {shlex.quote(str(sweep.folder))}"
         )
 
 

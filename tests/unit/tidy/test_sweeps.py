@@ -24,13 +24,15 @@ from hpc_trainer.record.known_runs import known_by_files
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import read_status
-from hpc_trainer.record.submissions import write_waiting
+from hpc_trainer.record.submissions import write_intent, write_waiting
+from hpc_trainer.search.commands import SOURCE
 from hpc_trainer.tidy.cleaning import Needs, check_not_needed, remove_runs
 from hpc_trainer.tidy.labels import at_rest, change_note, change_tags, read_labels, rename_sweep
 from hpc_trainer.tidy.walk import best_of, size_of, size_words, sizes_of_sweep
 from tests.unit.launch.grids import make_grid
 from tests.unit.record.builders import make_specs
 from tests.unit.record.sweeps import SweepOnDisk
+from tests.unit.search.searches import SearchOnDisk
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
 
@@ -290,11 +292,15 @@ def test_a_folder_that_is_no_sweep_of_ours_is_not_removed(
         (foreign / "sweep.json").write_text(text)
         (foreign / "thesis.tex").write_text("x")
         assert _call("rm", "foreign", "--yes") == 1
-        assert "has no run, and no sweep.json of hpc-trainer" in capsys.readouterr().err
+        assert "has no run, and no sweep.json or search.json of hpc-trainer" in capsys.readouterr().err
         assert (foreign / "thesis.tex").exists()
         assert _call("rm", "--sweep", "foreign", "--yes") == 1
     (foreign / "sweep.json").write_text('{"sweep": "foreign", "run_ids": []}')
     assert _call("rm", "foreign", "--yes") == 0
+    search = SearchOnDisk(tmp_path / "runs", "search=random", "search.trials=2")
+    write_intent(search.paths, executor="slurm", hardware="x", run_ids=[], slots=1, source=SOURCE)
+    assert _call("rm", search.paths.name, "--yes") == 0, "a search that has drawn nothing"
+    assert not search.paths.search.exists()
 
 
 def test_what_waits_or_works_is_not_removed(
