@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,7 @@ def test_axes_of_a_longer_grid_parse_each_configuration_once_and_keep_few(
     specs = list(read_specs(sweep.paths).values())
     parsed: list[bytes] = []
     monkeypatch.setattr(spec_file, "_MOST_PARSED", 3)
+    monkeypatch.setattr(spec_file, "_parsed", deque())  # other tests of this process have filled it
     monkeypatch.setattr(spec_file, "parse_record", lambda line: parsed.append(line) or parse_record(line))
     rows = find_axes(specs)
     assert [row["train.num_steps"] for row in rows.values()] == ["200"] * 6 + ["400"] * 6
