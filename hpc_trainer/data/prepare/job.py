@@ -160,9 +160,11 @@ class Job:
 
     def _refuse_what_is_not_ours(self) -> None:
         there = sorted(path.name for path in self.folder.iterdir()) if self.folder.is_dir() else []
+        if ABOUT in there:  # another part has written it since it was looked for
+            return
         # A call that was killed before it wrote prepare.json leaves only .pieces.
         foreign = [name for name in there if name != PIECES and not name.startswith(f".{ABOUT}.")]
-        if foreign:
+        if foreign and read_json(self.folder / ABOUT) is None:  # a listing may miss what is made meanwhile
             raise ConfigError(
                 f"--to {self.folder} must be empty, or begun by data prepare: it holds {foreign[0]} and no {ABOUT}. "
                 "Name another folder."

@@ -17,11 +17,12 @@ from PIL import Image
 from hpc_trainer.data.images import ImageFolderConfig
 from hpc_trainer.data.images.folder import FolderSource
 from hpc_trainer.data.images.index import damaged_shards, index_shard, read_index
-from hpc_trainer.data.prepare import images
+from hpc_trainer.data.prepare import images, job
 from hpc_trainer.data.prepare import images as image_shards
 from hpc_trainer.data.prepare.images import ImageOptions, prepare_images
 from hpc_trainer.data.prepare.job import Prepared, Settings
 from hpc_trainer.errors import ConfigError, DataError, RunStateError
+from hpc_trainer.record.reading import read_json
 from tests.unit.data.prepare.raw_data import content, picture, raw_pictures, samples
 
 
@@ -143,6 +144,24 @@ def test_other_options_and_another_input_are_refused_and_named(tmp_path: Path) -
     assert content(out) == before
     done = _prepare(raw, out, settings=Settings(fresh=True))
     assert sum(counts["samples"] for counts in done.counts.values()) == 31
+
+
+def test_a_part_that_begins_after_this_one_has_looked_is_no_stranger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a folder shared by NFS a part saw no prepare.json, and then the file and the folders of the first part."""
+    raw, out = raw_pictures(tmp_path / "raw"), tmp_path / "out"
+    _prepare(raw, out)
+    before, looks = content(out), []
+
+    def look(path: Path) -> Any:
+        looks.append(path.name)
+        return None if looks == [job.ABOUT] else read_json(path)
+
+    monkeypatch.setattr(job, "read_json", look)
+    _prepare(raw, out)
+    assert looks.count(job.ABOUT) == 2
+    assert content(out) == before
 
 
 def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
