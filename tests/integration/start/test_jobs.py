@@ -249,6 +249,8 @@ def test_documented_commands_compose(
         if any(f"{way}{sweep}" in command.words for way in ("init_from=best:", "after=")):  # a command before made it
             (runs / sweep).mkdir(parents=True)
             append_specs(SweepPaths(runs / sweep), make_specs(1))
+    if "cluster=testbed" in command.words:  # the line before it on the page sets this folder
+        monkeypatch.setenv("HPC_TRAINER_CONFIG_DIR", str(ROOT / "tests" / "slurm" / "testbed" / "conf"))
     if any("lab_x" in word for word in command.words):  # profiles of a site that the page describes
         profiles = {"lab_x1": "num_nodes: 1\ngpus_per_node: 1\n", "lab_x4": "num_nodes: 1\ngpus_per_node: 4\n"}
         (tmp_path / "lab" / "hardware").mkdir(parents=True)
