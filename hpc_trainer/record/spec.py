@@ -96,7 +96,7 @@ class OtherShape:
 
 @dataclass(slots=True, kw_only=True)  # not frozen: 10,000 instances would take 30 ms more
 class RunSpec:
-    """One run as it was submitted. Editing YAML or code afterwards does not change it. Treat it as read-only."""
+    """Run as it was submitted: later edits of YAML or code do not change it, and no code may change an instance."""
 
     run_id: str
     digest: str

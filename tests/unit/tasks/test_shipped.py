@@ -93,7 +93,7 @@ def test_no_label_told_and_none_there_is_all_right() -> None:
 
 
 def test_cross_entropy_of_16_bit_logits_is_computed_in_fp32() -> None:
-    """As autocast does on the CPU and not on CUDA; here without autocast, which is the same on both."""
+    """Test without autocast, which computes this loss in fp32 on the CPU but not on CUDA."""
     logits = 4 * torch.randn(64, 100, generator=torch.Generator().manual_seed(0)).bfloat16()
     targets = torch.randint(0, 100, (64,), generator=torch.Generator().manual_seed(1))
     exact = functional.cross_entropy(logits.double(), targets).item()
