@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -59,6 +60,10 @@ class Manifest:
             raise CheckpointError(f"meta={self.meta!r} must be JSON with finite numbers: {error}.") from error
         body = text[:-1].encode()  # the closing brace comes after the checksum
         return body + manifest_tail(body)
+
+    def checksum(self) -> str:
+        """Return the CRC-32 of `to_bytes` in hexadecimal: two saves of one step differ in it."""
+        return f"{zlib.crc32(self.to_bytes()):08x}"
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:

@@ -35,12 +35,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointInfo:
-    """A checkpoint that was valid when it was read. `meta` is the argument of `save`."""
+    """A checkpoint that was valid when it was read. `meta` is the argument of `save`.
+
+    `checksum`: that of the manifest, in hexadecimal. A run that goes back saves the same step again: the path stays.
+    """
 
     step: int
     path: Path
     world_size: int
     meta: dict[str, Any]
+    checksum: str
 
 
 def _take_all(shared: Any, own: Any) -> Any:
@@ -159,7 +163,8 @@ class CheckpointStore:
 
         Raises:
             CheckpointError: on all ranks; a rank could not read or use the checkpoint.
-            CorruptCheckpointError: on all ranks; bytes have changed since `newest_valid`.
+            CorruptCheckpointError: on all ranks; bytes have changed since `newest_valid`, or another process replaced
+                the checkpoint by another one of the same step.
             UntrustedFileError: as in `newest_valid`.
         """
         return on_each_rank(self._group, lambda: (self._read(info, take), None))[0]
@@ -202,6 +207,7 @@ class CheckpointStore:
                     "path": path.name,
                     "world_size": manifest.world_size,
                     "meta": manifest.meta,
+                    "checksum": manifest.checksum(),
                 }
         return None
 
@@ -236,7 +242,7 @@ class CheckpointStore:
         return manifest
 
     def _read(self, info: CheckpointInfo, take: Callable[[Any, Any], T]) -> T:
-        manifest, rank = self._read_manifest(info.path), self._group.rank
+        manifest, rank = self._read_the_same_manifest(info), self._group.rank
         mine = {STATE_FILE, rank_file(rank), shard_file(rank)}
         for record in manifest.files:
             # Files that this rank reads in full. `newest_valid` verified those of other ranks, moments ago.
@@ -247,7 +253,19 @@ class CheckpointStore:
             own = None
             if rank < len(manifest.per_rank):
                 own = unpack(files.tensors(rank_file(rank)), manifest.per_rank[rank])
-            return take(shared, own)
+            taken = take(shared, own)
+        # This rank did not verify the files of the others. They are those of `info` if its manifest is still there.
+        self._read_the_same_manifest(info)
+        return taken
+
+    def _read_the_same_manifest(self, info: CheckpointInfo) -> Manifest:
+        manifest = self._read_manifest(info.path)
+        if manifest.checksum() != info.checksum:
+            raise CorruptCheckpointError(
+                f"{info.path} was replaced while it was read: another process saved step {info.step} again. Start this "
+                "process once more, and it reads the new one."
+            )
+        return manifest
 
 
 def _sharded(manifest: Manifest, files: OpenFiles) -> dict[str, SavedTensor]:

@@ -18,7 +18,7 @@ from hpc_trainer.errors import CheckpointError, LoopError
 from hpc_trainer.record import checkpoint_folders as folders
 from hpc_trainer.runtime.pace import SaveTimer
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.checkpoint.store import CheckpointInfo, CheckpointStore
+from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.saver import Saver
 
 MakeStore = Callable[..., CheckpointStore]
@@ -84,8 +84,9 @@ def saved(folder: Path) -> dict[int, float]:
     """Step -> value, of each checkpoint that is whole."""
     found = {}
     store = CheckpointStore(folder, group=RankGroup(), keep_last=9, attempt=-1)  # sweeps nothing
-    for step, path in folders.committed(folder):
-        info = CheckpointInfo(step=step, path=path, world_size=1, meta={})
+    for step, _ in folders.committed(folder):
+        info = store.newest_valid(only=step)
+        assert info is not None
         shared, _ = store.load(info)
         weight = shared["objects"]["weight"]
         assert weight.min() == weight.max()

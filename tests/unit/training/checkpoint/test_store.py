@@ -173,6 +173,31 @@ def test_damage_between_look_and_load_is_found(make_store: MakeStore, save: Save
         store.load(info)
 
 
+@pytest.mark.parametrize("moment", ["before it is loaded", "while it is loaded"])
+def test_a_checkpoint_that_another_process_saves_again_is_not_taken_for_the_one_that_was_found(
+    make_store: MakeStore, save: Save, moment: str
+) -> None:
+    store = make_store()
+    save(store, 2)
+    info = newest(store)
+    other = make_store(attempt=1)
+
+    def save_again() -> None:
+        other.forget_after(1)
+        other.save(2, replicated={"step": 3}, per_rank={}, meta={"step": 3})
+
+    def take(shared: dict[str, Any], own: dict[str, Any]) -> int:
+        if moment == "while it is loaded":
+            save_again()
+        return int(shared["step"])
+
+    if moment == "before it is loaded":
+        save_again()
+    with pytest.raises(CorruptCheckpointError, match="another process saved step 2 again"):
+        store.load(info, take)
+    assert store.load(newest(store))[0] == {"step": 3}
+
+
 def test_a_renamed_checkpoint_is_not_believed(make_store: MakeStore, save: Save) -> None:
     store = make_store()
     save(store, 1).rename(store.folder / "step-00000009")
