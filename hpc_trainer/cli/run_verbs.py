@@ -100,8 +100,10 @@ class ChosenRuns:
         if self.where is None:
             return runs
         condition = parse_where(self.where)
+        if not runs:
+            return []
         cells = run_cells(status, runs)
-        condition.check_names(list(dict.fromkeys(name for row in cells.values() for name in row)) if runs else ())
+        condition = condition.fitted_to(list(dict.fromkeys(name for row in cells.values() for name in row)))
         return [run for run in runs if condition.holds(cells[run.run_id])]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from hpc_trainer.config.schema.output import CheckpointConfig, compared_by, is_best_small, kept_best, small_is_better
 from hpc_trainer.domains import contributions
 from hpc_trainer.errors import ConfigError, RunStateError, valid
-from hpc_trainer.operate.where import Where, parse_where
+from hpc_trainer.operate.where import Where, column_named, parse_where
 from hpc_trainer.record.ledger import Kind
 from hpc_trainer.record.metrics import best_in
 from hpc_trainer.record.reading import is_number
@@ -105,8 +105,8 @@ class ResultTable:
         """
         if condition is None or not self.rows:
             return self
-        condition.check_names(self.columns)
-        rows = [row for row in self.rows if condition.holds(self._as_values(row))]
+        fitted = condition.fitted_to(self.columns)
+        rows = [row for row in self.rows if fitted.holds(self._as_values(row))]
         return dataclasses.replace(self, rows=rows)
 
     def _as_values(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -145,11 +145,12 @@ class ResultTable:
         """
         if not axes or not self.rows:
             return self
-        for axis in axes:
-            if axis not in self.axes:
+        named = {axis: column_named(axis, self.axes) for axis in axes}
+        for axis, column in named.items():
+            if column is None:
                 differ = valid(axis, self.axes) if self.axes else "They differ in nothing."
                 raise ConfigError(f"--group-by {axis}: the runs do not differ in it. {differ}")
-        kept = [axis for axis in self.axes if axis not in axes]
+        kept = [axis for axis in self.axes if axis not in named.values()]
         groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
         for row in self.rows:
             groups.setdefault(tuple(row.get(key) for key in (*kept, "code")), []).append(row)
@@ -358,29 +359,20 @@ def _redone_s(status: SweepStatus, run: RunStatus) -> float | None:
     return None if ledger is None else round(ledger.seconds.get(Kind.redone, 0.0), 1)
 
 
-_OTHER_NAMES = {
-    "run": "run_id", "attempt": "attempts", "job": "job_id", "wall": "wall_s", "time": "wall_s", "queue": "queue_s",
-    "redone": "redone_s",
-}  # fmt: skip
-"""Other names of columns in `--columns` of `status` and `results`: headings of their tables, keys of their JSON."""
-
-
 def chosen_columns(names: Sequence[str], known: Sequence[str]) -> list[str]:
     """Return the columns with these names, in this order and once each; `all` stands for every column.
 
-    A heading of a table, in upper case or short (`RUN`, `wall`), is a name of its column too.
+    A heading of a table, in upper case or short (`RUN`, `wall`), is a name of its column too (`column_named`).
 
     Raises:
         ConfigError: there is no such column.
     """
     columns: dict[str, None] = {}
-    by_lower = {name.lower(): name for name in reversed(known)}
     for name in names:
         if name == "all" and name not in known:
             columns |= dict.fromkeys(known)
             continue
-        lower = name.lower()
-        column = name if name in known else by_lower.get(lower, by_lower.get(_OTHER_NAMES.get(lower, "")))
+        column = column_named(name, known)
         if column is None:
             raise ConfigError(f"--columns {name}: there is no such column. {valid(name, known)}")
         columns[column] = None
@@ -404,9 +396,10 @@ def sort_rows(
     """
     columns = _columns_of(rows)
     is_reversed = key.startswith("-") and key not in columns
-    name = key[1:] if is_reversed else key
-    if rows and name not in columns:
-        raise ConfigError(f"--sort {name}: there is no such column. {valid(name, columns)}")
+    typed = key[1:] if is_reversed else key
+    name = column_named(typed, columns) if rows else typed
+    if name is None:
+        raise ConfigError(f"--sort {typed}: there is no such column. {valid(typed, columns)}")
     ascends = (least_is_best or small_is_better)(name) is not is_reversed
     numbers = [(_number(row.get(name)), row) for row in rows]
     numeric = [(number, row) for number, row in numbers if number is not None]

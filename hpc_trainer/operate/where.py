@@ -55,18 +55,50 @@ class Where:
     option: str
     """Name of the option, for messages."""
 
-    def check_names(self, columns: Collection[str]) -> None:
-        """Raise if the condition names a column that is not among `columns`.
+    def fitted_to(self, columns: Collection[str]) -> Where:
+        """Return the condition with the names of `columns` in place of headings and short names, as `column_named`.
 
         Raises:
-            ConfigError: the message names the nearest column.
+            ConfigError: the condition names a column that is not among `columns`; the message names the nearest one.
         """
-        for name in sorted(self.names - set(columns)):
-            names = [*columns]
-            shown = ", ".join(names[:_MOST_NAMED]) + (" .." if len(names) > _MOST_NAMED else "")
-            quotes = "" if "." in name else f' Put text in quotes: "{name}".'
-            near = did_you_mean(name, names)
-            raise ConfigError(f"{self.option} {self.text}: there is no column {name}. {near}Columns: {shown}.{quotes}")
+        renamed: dict[str, str] = {}
+        for name in sorted(self.names):
+            column = column_named(name, columns)
+            if column is None:
+                raise self._unknown(name, columns)
+            if column != name:
+                renamed[name] = column
+        return _parse(self.text, self.option, renamed) if renamed else self
+
+    def _unknown(self, name: str, columns: Collection[str]) -> ConfigError:
+        names = [*columns]
+        shown = ", ".join(names[:_MOST_NAMED]) + (" .." if len(names) > _MOST_NAMED else "")
+        quotes = "" if "." in name else f' Put text in quotes: "{name}".'
+        near = did_you_mean(name, names)
+        return ConfigError(f"{self.option} {self.text}: there is no column {name}. {near}Columns: {shown}.{quotes}")
+
+
+_OTHER_NAMES = {
+    "run": "run_id", "attempt": "attempts", "attempts": "attempt", "job": "job_id", "wall": "wall_s", "time": "wall_s",
+    "queue": "queue_s", "waiting": "waiting_s", "redone": "redone_s",
+}  # fmt: skip
+"""Other names of columns of `status` and `results`: headings of their tables, keys of their JSON."""
+
+
+def column_named(name: str, columns: Collection[str]) -> str | None:
+    """Return the column that a person means by `name`: its name, or its heading, in upper case or short; else None.
+
+    Narrow tables shorten the heading of an axis: `LR` stands for `optim.lr` if no other column has that end.
+    """
+    if name in columns:
+        return name
+    by_lower = {column.lower(): column for column in reversed([*columns])}
+    lower = name.lower()
+    column = by_lower.get(lower, by_lower.get(_OTHER_NAMES.get(lower, "")))
+    if column is not None:
+        return column
+    ends = [each for each in columns if each.lower().endswith(f".{lower}")]
+    return ends[0] if len(ends) == 1 else None
 
 
 def parse_where(text: str, option: str = "--where") -> Where:
@@ -79,7 +111,11 @@ def parse_where(text: str, option: str = "--where") -> Where:
     Raises:
         ConfigError: the text does not fit the grammar; the message shows where.
     """
-    parser = _Parser(text, option)
+    return _parse(text, option, {})
+
+
+def _parse(text: str, option: str, renamed: Mapping[str, str]) -> Where:
+    parser = _Parser(text, option, renamed)
     holds = parser.condition()
     if parser.place < len(parser.tokens):
         raise parser.error("and, or, or the end")
@@ -96,8 +132,8 @@ class _Token:
 class _Parser:
     """Recursive descent over the tokens of a condition; each method parses the part of the grammar that it names."""
 
-    def __init__(self, text: str, option: str) -> None:
-        self._text, self._option = text, option
+    def __init__(self, text: str, option: str, renamed: Mapping[str, str]) -> None:
+        self._text, self._option, self._renamed = text, option, renamed
         self.tokens: list[_Token] = []
         self.place, self._depth = 0, 0
         self.names: set[str] = set()
@@ -171,7 +207,7 @@ class _Parser:
         if token.kind == "name" and token.value.lower() in _CONSTANTS:
             constant = _CONSTANTS[token.value.lower()]
             return lambda row: constant
-        name = token.value
+        name = self._renamed.get(token.value, token.value)
         self.names.add(name)
         return lambda row: _plain(row.get(name))
 

@@ -254,6 +254,7 @@ def test_a_column_that_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"--sort nope: there is no such column\. Valid: n, acc, eval_loss"):
         sort_rows(ROWS, "nope")
     assert sort_rows([], "nope") == []
+    assert sort_rows(ROWS, "-N") == sort_rows(ROWS, "-n")
 
 
 def test_words_are_sorted_as_words() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.operate.where import parse_where
+from hpc_trainer.operate.where import column_named, parse_where
 
 ROW = {
     "optim.lr": 0.01, "seed": 3, "state": "COMPLETED", "eval_loss": 0.5, "flag": True, "activation": "null",
@@ -59,10 +59,29 @@ def test_what_does_not_fit_the_grammar_is_refused_at_its_place(text: str, at: st
 def test_a_wrong_name_gets_the_nearest_column_and_unquoted_text_is_told_apart() -> None:
     columns = ["run_id", "optim.lr", "state", "eval_loss"]
     with pytest.raises(ConfigError, match=r"there is no column optim\.lrr\. Did you mean optim\.lr\? Columns: run_id"):
-        parse_where("optim.lrr > 1").check_names(columns)
+        parse_where("optim.lrr > 1").fitted_to(columns)
     with pytest.raises(ConfigError, match=r'there is no column COMPLETED\. .*Put text in quotes: "COMPLETED"\.'):
-        parse_where("state == COMPLETED").check_names(columns)
-    parse_where("state == 'x' and eval_loss < 1").check_names(columns)
+        parse_where("state == COMPLETED").fitted_to(columns)
+    parse_where("state == 'x' and eval_loss < 1").fitted_to(columns)
+
+
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [
+        ("OPTIM.LR", "optim.lr"), ("lr", "optim.lr"), ("LR", "optim.lr"), ("RUN", "run_id"), ("wall", "wall_s"),
+        ("attempts", "attempt"), ("loss", "loss"), ("seed", None), ("best", None),
+    ],
+)  # fmt: skip
+def test_a_heading_is_a_name_of_its_column_if_it_can_mean_only_one(name: str, column: str | None) -> None:
+    columns = ["run_id", "optim.lr", "wall_s", "attempt", "loss", "a.seed", "b.seed", "loss.best", "eval_loss.best"]
+    assert column_named(name, columns) == column
+    condition = parse_where(f"{name} == 1")
+    if column is None:
+        with pytest.raises(ConfigError, match=f"there is no column {name}"):
+            condition.fitted_to(columns)
+    else:
+        fitted = condition.fitted_to(columns)
+        assert (fitted.names, fitted.holds({column: 1}), fitted.holds({column: 2})) == ({column}, True, False)
 
 
 def test_deep_nesting_is_refused_and_no_crash() -> None:
