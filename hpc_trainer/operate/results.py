@@ -325,9 +325,9 @@ def _cost(
     return {
         "state": run.state.value,
         "step": run.step if run.num_steps or run.step else None,  # a program that reported no step
-        "gpu_hours": round(gpu_hours(run), 4),
+        "gpu_hours": round(gpu_hours(run), 6),
         "attempts": len(run.attempts),
-        "core_hours": round(cores * seconds / 3600, 4),
+        "core_hours": round(cores * seconds / 3600, 6),
         "wall_s": round(seconds, 1),
         "queue_s": None if waited is None else round(waited, 1),
         **_read_figures(status, run, contributed, known_by),
