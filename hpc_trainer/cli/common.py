@@ -275,7 +275,8 @@ _END = 19
 _CUT = "…"
 _RUN_ID = re.compile(r"-[0-9a-f]{10}\Z")
 _FIGURE = re.compile(r"[-+]?[\d.,]*(e[-+]?\d+)?( (±|\+-) [\d.]+(e[-+]?\d+)?)?|nan|-?inf")
-_PAIRS = re.compile(r"\S+=\S+( \S+=\S+)*( \(.*\))?")
+# A pair can be read in one way only: with \S+=\S+, time doubled with each `a=b=c`.
+_PAIRS = re.compile(r"\S[^\s=]*=\S+( \S[^\s=]*=\S+)*( \(.*\))?")
 _PAIR_ENDS = re.compile(r" (?=\S+=|\()")
 Least = str | tuple[str, int]
 """Column that may be dropped, or (column, smallest useful width) of a column that may be cut."""

@@ -180,8 +180,26 @@ class _Quick:
         return params
 
 
+# Verbs of other programs, and what they mean here.
+_OTHER_VERBS = {
+    "submit": "resume continue restart run start launch queue sbatch", "retry": "rerun requeue resubmit",
+    "cancel": "stop kill abort scancel", "sweeps": "ls list", "rm": "delete remove del", "hold": "pause suspend",
+    "release": "unhold unpause", "status": "ps squeue state jobs stat info", "logs": "tail cat output stdout",
+    "top": "monitor watch dashboard", "show": "describe config inspect", "diff": "compare",
+    "report": "plot graph html", "results": "metrics table", "sync": "upload push",
+}  # fmt: skip
+_VERBS_MEANT = {word: verb for verb, words in _OTHER_VERBS.items() for word in words.split()}
+
+
 class Program(_Quick, TyperGroup):
     """Group of all verbs."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the verb that is meant; a verb of another program is refused with the one that does the same here."""
+        meant = _VERBS_MEANT.get(args[0]) if args and args[0] not in self.commands else None
+        if meant is not None:
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {meant!r}?")
+        return super().resolve_command(ctx, args)
 
 
 class Verb(_Quick, TyperCommand):

@@ -11,7 +11,7 @@ from typing import Any
 from hpc_trainer.config.load import Memo, plain_value
 from hpc_trainer.config.program import is_of_shell, program_name
 from hpc_trainer.config.schema.data import DataConfig
-from hpc_trainer.config.schema.key import Identity
+from hpc_trainer.config.schema.key import Identity, is_secret_value
 from hpc_trainer.config.schema.model import ModelConfig
 from hpc_trainer.config.schema.task import TaskConfig
 from hpc_trainer.config.schema.train import TrainConfig
@@ -31,21 +31,6 @@ _CUSTOM = "custom"
 _EXPONENT = re.compile(r"e[+]?(-?)0*(?=\d)")
 _LARGE = 1e5
 _TYPED_DIGITS = 10
-_OF_KEYS = (
-    "api", "access", "private", "secret", "wandb", "hf", "openai", "anthropic", "ssh", "signing", "encryption", "aws",
-    "azure", "comet", "service", "account", "client",
-)  # fmt: skip
-SECRET_NAME_ENDS = (
-    "token", "secret", "passwd", "password", "passphrase", "pwd", "credential", "credentials", "auth",
-    *(f"{owner}{sign}key" for owner in _OF_KEYS for sign in ("", "_")),
-)  # fmt: skip
-"""Ends of names that hold a secret; `num_tokens`, `tokenizer`, `token_dim` and `image_key` do not match. Case is
-ignored, and `_` also stands for a point and a hyphen."""
-_SECRET_NAME = re.compile(rf"(?:.*[^A-Za-z])?(?:{'|'.join(SECRET_NAME_ENDS).replace('_', '[_.-]')})", re.IGNORECASE)
-# A value of this form is a secret under any name, such as tokens of Hugging Face, GitHub, GitLab, OpenAI and AWS.
-_SECRET_VALUE = re.compile(r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|AKIA|ASIA)[\w-]{16,}")
-# A number, a truth value and a path are no secrets, as in `redaction`: `max_token=16`.
-_NO_SECRET = re.compile(r"|[-+]?[\d.]+(?:e[-+]?\d+)?|true|false|null|none|yes|no|\.?/.*|~/.*", re.IGNORECASE)
 # Keys of `hardware` that count for a run that may resume with another number of ranks. Another type of GPU rounds
 # differently.
 _OF_ANY_WORLD = ("device", "gpu_type", "gpu_types")
@@ -163,16 +148,6 @@ def _value(value: float | str) -> str:
     is_drawn = float(f"{value:.{_TYPED_DIGITS}g}") != value
     is_long = "e" in str(value) or abs(value) >= _LARGE
     return _number(value) if is_drawn or (is_long and float(f"{value:g}") == value) else str(value)
-
-
-def is_secret_value(name: str, value: object) -> bool:
-    """Return True if a value must not appear in a name: its key is named like a secret, or its text looks like one.
-
-    Names of runs are names of folders and jobs, and appear in command lines that every user of a node can list.
-    """
-    if not isinstance(value, str) or _NO_SECRET.fullmatch(value):
-        return False
-    return _SECRET_NAME.fullmatch(name) is not None or _SECRET_VALUE.search(value) is not None
 
 
 def _has_secrets(params: Mapping[str, Any]) -> bool:

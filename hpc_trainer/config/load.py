@@ -11,7 +11,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hpc_trainer.config.schema.key import ONCE_SET, PASSED_OVER, declared
+from hpc_trainer.config.schema.key import ONCE_SET, PASSED_OVER, declared, without_secrets
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import FREE_KEYS, VARIANTS, variant_of
 from hpc_trainer.errors import ConfigError
@@ -187,5 +187,8 @@ def _join(key: str, name: str) -> str:
 
 
 def hyperparameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sections of a configuration that determine the computation: no environment, no set-up commands."""
-    return {name: value for name, value in config.items() if name not in PASSED_OVER}
+    """Return the sections of a configuration that determine the computation: no environment, no set-up commands.
+
+    Trackers get them, so secrets are redacted, as in the names of runs.
+    """
+    return {name: without_secrets(name, value) for name, value in config.items() if name not in PASSED_OVER}

@@ -383,7 +383,7 @@ _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh"})
 _OPTION_C = re.compile(r"-[A-Za-z]*c[A-Za-z]*")
 _TOKEN = re.compile(
     r"""(?P<comment>(?<!\S)\#[^\n]*)|(?P<redirect>\d*(?:>>|<<|>&|<&|&>|>|<)\|?)|(?P<end>&&|\|\||;;|[;|&()\n])"""
-    r"""|(?P<word>(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|\$\{[^}]*\}|[^\s'"\\;|&()<>])+)""",
+    r"""|(?P<word>(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|\$\{[^}]{0,1000}\}|[^\s'"\\;|&()<>])+)""",
     re.DOTALL,
 )
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")

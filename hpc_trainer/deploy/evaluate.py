@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config.load import from_plain
+from hpc_trainer.config.user_files import read_given
 from hpc_trainer.deploy.exported import CARD, CONFIG, FORMATS, check_packages, read_card
 from hpc_trainer.deploy.request import (
     MODEL,
@@ -123,10 +124,10 @@ def _request_for_export(target: Target, folder: Path) -> tuple[dict[str, Any], d
         )
     check_packages(f"{folder} ({card['to']})", card["to"], card["quantize"])
     try:
-        plain = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
+        plain = yaml.safe_load(read_given(folder / CONFIG))
         # The folder's own trust is ignored, because the folder may come from anywhere.
         config = from_plain({**plain, "trust": list(target.trust)})
-    except (yaml.YAMLError, UnicodeError, TypeError) as error:
+    except (OSError, yaml.YAMLError, UnicodeError, TypeError) as error:
         raise RunStateError(f"{folder / CONFIG} cannot be read: {error}. Export the run again.") from error
     try:
         data = new_data(config, facts_of_export(card, config), target.overrides, target.config_dirs)

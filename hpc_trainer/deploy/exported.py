@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config.packages import check_installed
+from hpc_trainer.config.user_files import open_given, read_given
 from hpc_trainer.errors import ConfigError, RunStateError, valid
 from hpc_trainer.record.files import sha256_of
 from hpc_trainer.record.trust import check_trusted
@@ -134,8 +135,7 @@ def read_card(folder: Path) -> dict[str, Any]:
     for name in (".", CARD, CONFIG):
         check_trusted(folder / name if name != "." else folder)
     try:
-        with (folder / CARD).open("rb") as file:
-            card: Any = json.loads(file.read(_LONGEST_CARD))
+        card: Any = json.loads(read_given(folder / CARD, _LONGEST_CARD))
         name, kind, quantize, digest = card["file"], FORMATS.get(card["to"]), card["quantize"], card["sha256"]
         is_ours = (
             card["format"] == CARD_FORMAT
@@ -143,7 +143,7 @@ def read_card(folder: Path) -> dict[str, Any]:
             and name == kind.file
             and (quantize is None or quantize in kind.quantized)
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunStateError(
             f"{folder / CARD} is not a card of `hpc-trainer export`: {error!r}. Export the run again."
         ) from error
@@ -152,6 +152,10 @@ def read_card(folder: Path) -> dict[str, Any]:
             f"{folder / CARD} was written by another version of hpc_trainer, or changed. Export the run again."
         )
     check_trusted(folder / name)
+    try:
+        open_given(folder / name).close()  # a pipe has no end
+    except OSError as error:
+        raise RunStateError(f"{folder / name} cannot be read: {error}. Export the run again.") from error
     if sha256_of(folder / name) != digest:
         raise RunStateError(
             f"{folder / name} is not the file that {CARD} describes: the SHA-256 differs. Export the run again."

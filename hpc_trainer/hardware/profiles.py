@@ -18,6 +18,7 @@ import yaml
 from hpc_trainer.config.compose.completion import choices_in
 from hpc_trainer.config.compose.own_files import conf_dir
 from hpc_trainer.config.schema.cluster import ClusterConfig, HardwareConfig
+from hpc_trainer.config.user_files import read_given
 from hpc_trainer.errors import ConfigError, did_you_mean
 
 _CLUSTER = re.compile(r"override /cluster(@\S+)?")
@@ -130,7 +131,7 @@ def _read(group: str, name: str, folders: Sequence[Path], seen: tuple[str, ...] 
 
 def _content(path: Path) -> tuple[str, dict[str, Any]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_given(path).decode()
         content = _Loader(text).get_single_data()
     except (OSError, UnicodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error

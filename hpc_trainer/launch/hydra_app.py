@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config.compose.overrides import override_value
-from hpc_trainer.config.identity import config_digest, is_secret_value, run_id_of
+from hpc_trainer.config.identity import config_digest, run_id_of
 from hpc_trainer.config.load import Memo
 from hpc_trainer.config.resume_contract import flatten
+from hpc_trainer.config.schema.key import is_secret_value
 from hpc_trainer.config.script_words import argument_problem, plain
 from hpc_trainer.errors import ConfigError, did_you_mean
 from hpc_trainer.launch.freeze import Grid, by_known_names, freeze_grid

@@ -238,8 +238,18 @@ def result_table(status: SweepStatus, *, typed: bool = False, best: bool = False
 
 
 def named_apart(metrics: Iterable[str], taken: Collection[str]) -> dict[str, str]:
-    """Return the column of each metric: its name, with the prefix TOLD if another column has that name."""
-    return {name: f"{TOLD}{name}" if name in taken else name for name in metrics}
+    """Return the column of each metric: its name, with the prefix TOLD if another column may have that name.
+
+    The seed and the keys of `params` count as columns also where the runs do not differ in them. A name that has the
+    prefix already gets another one, so that no two metrics share a column.
+    """
+    return {name: f"{TOLD}{name}" if _is_taken(name, taken) else name for name in metrics}
+
+
+def _is_taken(name: str, taken: Collection[str]) -> bool:
+    while name.startswith(TOLD) and name not in taken:
+        name = name.removeprefix(TOLD)
+    return name in taken or name == "seed" or name.startswith("params.")
 
 
 def kept_by(specs: Iterable[RunSpec]) -> CheckpointConfig:

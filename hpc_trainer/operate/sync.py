@@ -14,7 +14,9 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -135,8 +137,9 @@ def _steps(paths: RunPaths, *, is_whole: bool) -> list[Step]:
 
 
 _KEY = "hpc_trainer.key"
-# Largest number of items that one call accepts (mlflow/utils/validation.py).
-_MOST_METRICS, _MOST_PARAMS = 1000, 100
+# Largest number of items that one call accepts, and of letters of a metric's name (mlflow/utils/validation.py).
+_MOST_METRICS, _MOST_PARAMS, _LONGEST_NAME = 1000, 100, 250
+_ILLEGAL = re.compile(r"[^\w\-./: ]")
 _STATUS = {
     RunState.PENDING: "SCHEDULED", RunState.REQUEUED: "SCHEDULED", RunState.HELD: "SCHEDULED",
     RunState.RUNNING: "RUNNING", RunState.UNKNOWN: "RUNNING", RunState.COMPLETED: "FINISHED",
@@ -167,10 +170,11 @@ class ToMlflow:
         for part in _parts(new, _MOST_PARAMS):
             self._client.log_batch(run_id, params=[self._entities.Param(key, str(value)) for key, value in part])
         last = {name: self._last_step(run_id, name) for name in run.data.metrics}
+        names = legal_names(name for step in logged.steps for name in step.values)
         metrics = [
             self._entities.Metric(name, value, round(step.time * 1000), step.step)
             for step in logged.steps
-            for name, value in ((_legal(key), value) for key, value in step.values.items())
+            for name, value in ((names[key], value) for key, value in step.values.items())
             if step.step > last.get(name, -1)
         ]
         for part in _parts(metrics, _MOST_METRICS):
@@ -212,9 +216,24 @@ class ToMlflow:
             self._client.set_terminated(run_id, status=status, end_time=end_time)
 
 
-def _legal(name: str) -> str:
-    """Return the name with characters that MLflow refuses replaced by `_`."""
-    return re.sub(r"[^\w\-./: ]", "_", name)
+def legal_names(names: Iterable[str]) -> dict[str, str]:
+    """Return MLflow's name of each metric, all different: `_` stands for what MLflow refuses.
+
+    A folder of MLflow's has a file for each metric, so a name must be no way out of the folder, and none may be a
+    folder of another one's file, as `loss` beside `loss/train`.
+    """
+    legal = {name: _ILLEGAL.sub("_", name) for name in names}
+    taken = {*legal.values()}
+    for name, written in legal.items():
+        folders = {written[:place] for place, letter in enumerate(written) if letter == "/"}
+        leads_out = os.path.normpath(written) != written or written == "." or written.startswith(("/", ".."))
+        if leads_out or folders & taken:
+            legal[name] = re.sub(r"/|^\.+", "_", written)
+    count = Counter(legal.values())
+    for name, written in legal.items():
+        if len(written) > _LONGEST_NAME or (written != name and count[written] > 1):
+            legal[name] = f"{written[: _LONGEST_NAME - 9]}-{zlib.crc32(name.encode()):08x}"
+    return legal
 
 
 def _parts(items: Sequence[_Item], size: int) -> Iterator[Sequence[_Item]]:

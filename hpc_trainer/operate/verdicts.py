@@ -81,6 +81,10 @@ STRANGE_CLAIM = Verdict(
 )
 """Like `TORN_CLAIM`, if the file names a job of another cluster or of a lost submission."""
 SILENT = Verdict("Slurm does not answer, so its state is not known now.", ("ask again later: its job continues",))
+WITHOUT_FOLDER = Verdict(
+    "It was submitted to this machine and has no files: it has not begun, or its folder has been deleted.",
+    ("to train it from the beginning: hpc-trainer submit {words}",),
+)
 NO_SLOT = Verdict(
     "It has not begun: no slot of its pool could begin.",
     ("when the reason is gone, or with another value of pool.mps: hpc-trainer submit {words}",),

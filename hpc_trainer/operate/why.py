@@ -26,6 +26,7 @@ from hpc_trainer.operate.verdicts import (
     STRANGE_CLAIM,
     TIMEOUTS,
     TORN_CLAIM,
+    WITHOUT_FOLDER,
     Verdict,
     of_unknown,
 )
@@ -307,6 +308,8 @@ def _verdict(status: SweepStatus, run: RunStatus) -> Verdict:
         return _waits(run.state, waits)
     if run.state is RunState.NEW and run.cause is not None:
         return NO_SLOT
+    if run.state is RunState.NEW and run.submission is not None:
+        return WITHOUT_FOLDER
     if run.state is not RunState.FAILED:
         return BY_STATE[run.state]
     cause = NOT_STARTED if run.failure.get("cause") == NOT_STARTED else run.cause

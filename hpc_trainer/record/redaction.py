@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fnmatch import translate
 from typing import Any
 
-from hpc_trainer.config.identity import SECRET_NAME_ENDS
+from hpc_trainer.config.schema.key import REDACTED, SECRET_NAME_ENDS
 
 # Patterns of the names of files and folders, for any part of a path.
 _ANYWHERE = (
@@ -103,8 +103,6 @@ def _has_secret_words(file: str) -> bool:
         return True
     return (last in ("key", "keys") and before in _BEFORE_KEY) or (last == "token" and before in _BEFORE_TOKEN)
 
-
-REDACTED = "[redacted]"
 
 _VARIABLE = re.compile(r"TOKEN|KEY|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|COOKIE|DSN|WEBHOOK", re.IGNORECASE)
 _LONGEST_END = 1 + max(map(len, SECRET_NAME_ENDS))

@@ -43,11 +43,14 @@ def _sign(
 
 
 _ENQUEUED = re.compile(r"Rank (\d+)\].*last enqueued NCCL work: (\d+)")
+_LONGEST = 2000
+"""Letters of such a line that are looked through; a longer text without it would take time squared."""
 
 
 def _late_ranks(lines: Sequence[str]) -> str:
     """Return which ranks came late to a collective, from what the ranks' watchdogs printed; "" if they do not say."""
-    enqueued = {int(match[1]): int(match[2]) for match in map(_ENQUEUED.search, lines) if match is not None}
+    matches = (_ENQUEUED.search(line[:_LONGEST]) for line in lines)
+    enqueued = {int(match[1]): int(match[2]) for match in matches if match is not None}
     last = [rank for rank, work in sorted(enqueued.items()) if work == min(enqueued.values())]
     if len(last) == len(enqueued):
         return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_trainer.config.schema.key import PASSED_OVER
+from hpc_trainer.config.schema.key import PASSED_OVER, without_secrets
 from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.record.files import append_texts, claim, make_folder
 from hpc_trainer.record.layout import SweepPaths, is_run_id
@@ -495,7 +496,7 @@ def find_axes(specs: Sequence[RunSpec]) -> dict[str, dict[str, str]]:
     Axes are the keys that any command swept, and the other keys that commands named and runs differ in. If runs are
     alike on all of these, the keys in which their configurations differ are added: a file has changed. A run has the
     value of its frozen configuration on an axis that it was not submitted with. An axis is absent from runs whose
-    configuration has no such key: runs of another model.
+    configuration has no such key: runs of another model. Secrets are redacted.
     """
     # An app's override that deletes a key (`~callbacks`) has no value; earlier versions stored it among the axes.
     swept = list(dict.fromkeys(axis for spec in specs for axis in spec.axes if "~" not in axis))
@@ -519,7 +520,11 @@ def find_axes(specs: Sequence[RunSpec]) -> dict[str, dict[str, str]]:
         found = _configured_keys(specs, more)
         for spec in specs:
             rows[spec.run_id] |= {key: _value(spec, key, {}, found) for key in more}
-    return {run_id: {key: value for key, value in row.items() if value is not None} for run_id, row in rows.items()}
+    shown = functools.cache(without_secrets)  # 10,000 runs have few values
+    return {
+        run_id: {key: shown(key, value) for key, value in row.items() if value is not None}
+        for run_id, row in rows.items()
+    }
 
 
 def typed_axes(spec: RunSpec, axes: Mapping[str, str]) -> dict[str, Any]:

@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.config.identity import is_secret_value, run_id_of
+from hpc_trainer.config.identity import run_id_of
 from hpc_trainer.config.load import from_plain
 from hpc_trainer.config.program import program_name
 from hpc_trainer.config.rules.validate import validate
+from hpc_trainer.config.schema.key import is_secret_value
 from hpc_trainer.config.schema.train import FailedTrial, SearchConfig
 from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.record.chain import Goal

@@ -42,6 +42,8 @@ _FORMAT = 1
 _PIECE = 1 << 22
 _MODES = {".tar": "", ".tar.gz": "gz", ".tgz": "gz", ".tar.xz": "xz", ".txz": "xz"}
 _LEFT_OUT = re.compile(r".*\.lock(\.removing)?|\..*\.tmp|\.trash-.*|step-\d{8,}\.tmp-\d+|.*\.old-\d+|\.nfs.*")
+_OF_PROGRAM = re.compile(r"[^/]+/output/")
+_REMOVED_FILE = re.compile(r"\.nfs[0-9a-f]{24}")  # an NFS client's name for a file that was removed while it was open
 _WHOLE_LEFT_OUT = ("compile_cache", "walk.json", "finished.json", "summaries.jsonl", "REMOVED", "MANIFEST.json")
 _MOST_MANIFEST = 1 << 30
 _MOST_MEMBERS = 20_000_000
@@ -130,10 +132,14 @@ def _add_all(
 
 
 def _files(folder: Path, head: str, left_out: list[str]) -> Iterator[tuple[Path, str]]:
-    """Yield (path, name from the sweep's folder on) of every regular file."""
+    """Yield (path, name from the sweep's folder on) of every regular file that is not temporary.
+
+    In the folder for a program's files every name is the program's.
+    """
+    skipped = _REMOVED_FILE if _OF_PROGRAM.match(head) else _LEFT_OUT
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         name = f"{head}{entry.name}"
-        if _LEFT_OUT.fullmatch(entry.name):
+        if skipped.fullmatch(entry.name):
             continue
         if entry.is_dir(follow_symlinks=False):
             yield from _files(folder / entry.name, f"{name}/", left_out)

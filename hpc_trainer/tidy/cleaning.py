@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config.schema.output import best_is_max, kept_best
+from hpc_trainer.config.user_files import open_given, read_given
 from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError
 from hpc_trainer.launch.extend import same_until
 from hpc_trainer.launch.frozen_code.archive import shared_code
@@ -108,8 +109,8 @@ class Needs:
 def _needs_of(sweep: SweepPaths, heads: tuple[bytes, ...]) -> Iterator[Need]:
     named = re.compile(rb"(?<!\\)(?:%s)(?:[^\"\\]|\\.)*\"" % b"|".join(map(re.escape, heads)))
     try:
-        with sweep.specs.open("rb") as file:  # line by line: the lines of 100,000 runs take 1 GB
-            for line in file:
+        with open_given(sweep.specs) as file:  # a colleague's may be a pipe
+            for line in file:  # the lines of 100,000 runs take 1 GB
                 texts = dict.fromkeys(named.findall(line))
                 run_id = re.search(rb'"run_id": ?"([A-Za-z0-9._-]+)"', line) if texts else None
                 if run_id is None:
@@ -213,7 +214,7 @@ class _Limits:
 def is_whole(checkpoint: Path, *, reads: bool = False) -> bool:
     """Return True if a checkpoint has all files of its manifest, with their sizes; with `reads` also their bytes."""
     try:
-        data = (checkpoint / MANIFEST).read_bytes()
+        data = read_given(checkpoint / MANIFEST)
         if not data.endswith(manifest_tail(data.rpartition(b',"checksum":"')[0])):
             return False
         for record in json.loads(data)["files"]:
@@ -227,7 +228,7 @@ def is_whole(checkpoint: Path, *, reads: bool = False) -> bool:
 
 def _crc32(path: Path) -> int:
     checksum = 0
-    with path.open("rb") as file:
+    with open_given(path) as file:
         while piece := file.read(_PIECE):
             checksum = zlib.crc32(piece, checksum)
     return checksum

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.config.user_files import is_file, is_folder
+from hpc_trainer.config.user_files import is_file, is_folder, read_given
 from hpc_trainer.errors import ConfigError, UntrustedFileError, valid
 
 YAML_NAME, TOML_NAME = "hpc_trainer.yaml", "pyproject.toml"
@@ -105,7 +105,7 @@ def _is_one(path: Path) -> bool:
     if path.name == YAML_NAME:
         return is_file(path)
     try:
-        return _OUR_TABLE.search(path.read_text(encoding="utf-8")) is not None and _names_us(path)
+        return _OUR_TABLE.search(_given_text(path)) is not None and _names_us(path)
     except (OSError, UnicodeError):  # no file, or an unreadable one
         return False
 
@@ -115,7 +115,7 @@ def _names_us(path: Path) -> bool:
     try:
         return _table(path) is not None
     except ConfigError:
-        return "hpc_trainer" in path.read_text(encoding="utf-8")
+        return "hpc_trainer" in _given_text(path)
 
 
 def _untrusted(path: Path) -> str | None:
@@ -183,9 +183,13 @@ def _table(path: Path) -> dict[str, Any] | None:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return _given_text(path)
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
+
+
+def _given_text(path: Path) -> str:
+    return read_given(path).decode()
 
 
 def _from_yaml(path: Path, text: str) -> Any:
@@ -238,7 +242,7 @@ def read_user_config() -> dict[str, Any]:
     import yaml  # late: most commands have no such file; SafeLoader builds plain values only
 
     try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+        loaded = yaml.safe_load(_given_text(path))
         flat = dict(_flatten(loaded, "")) if isinstance(loaded, dict) else {}
         json.dumps(list(flat.values()), default=str, skipkeys=True)  # raises for a list that holds itself
     except (OSError, ValueError, yaml.YAMLError) as error:

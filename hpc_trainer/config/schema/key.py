@@ -24,6 +24,7 @@ import dataclasses
 import enum
 import functools
 import importlib
+import re
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -220,3 +221,43 @@ def with_feature_keys(section: type[T]) -> type[T]:
             setattr(section, name, vars(keys)[name])
             section.__annotations__[name] = typing.get_type_hints(keys)[name]
     return section
+
+
+# Keys that hold secrets.
+
+_OF_KEYS = (
+    "api", "access", "private", "secret", "wandb", "hf", "openai", "anthropic", "ssh", "signing", "encryption", "aws",
+    "azure", "comet", "service", "account", "client",
+)  # fmt: skip
+SECRET_NAME_ENDS = (
+    "token", "secret", "passwd", "password", "passphrase", "pwd", "credential", "credentials", "auth",
+    *(f"{owner}{sign}key" for owner in _OF_KEYS for sign in ("", "_")),
+)  # fmt: skip
+"""Ends of names that hold a secret; `num_tokens`, `tokenizer`, `token_dim` and `image_key` do not match. Case is
+ignored, and `_` also stands for a point and a hyphen."""
+_SECRET_NAME = re.compile(rf"(?:.*[^A-Za-z])?(?:{'|'.join(SECRET_NAME_ENDS).replace('_', '[_.-]')})", re.IGNORECASE)
+# A value of this form is a secret under any name, such as tokens of Hugging Face, GitHub, GitLab, OpenAI and AWS.
+_SECRET_VALUE = re.compile(r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|AKIA|ASIA)[\w-]{16,}")
+# A number, a truth value and a path are no secrets, as in `redaction`: `max_token=16`.
+_NO_SECRET = re.compile(r"|[-+]?[\d.]+(?:e[-+]?\d+)?|true|false|null|none|yes|no|\.?/.*|~/.*", re.IGNORECASE)
+REDACTED = "[redacted]"
+"""Text in place of a secret wherever something is shown, recorded or sent."""
+
+
+def is_secret_value(name: str, value: object) -> bool:
+    """Return True if a value must not be shown: its key is named like a secret, or its text looks like one.
+
+    Names of runs are names of folders and jobs, and appear in command lines that every user of a node can list.
+    """
+    if not isinstance(value, str) or _NO_SECRET.fullmatch(value):
+        return False
+    return _SECRET_NAME.fullmatch(name) is not None or _SECRET_VALUE.search(value) is not None
+
+
+def without_secrets(name: str, value: Any) -> Any:
+    """Return the value of a key, a tree of JSON, with REDACTED in place of each secret (`is_secret_value`)."""
+    if isinstance(value, Mapping):
+        return {key: without_secrets(str(key), item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_secrets(name, item) for item in value]
+    return REDACTED if is_secret_value(name, value) else value

@@ -187,7 +187,7 @@ def _npy_facts(path: Path) -> ArrayFacts:
 
 
 def _npz_facts(path: Path, names: tuple[str, str]) -> tuple[ArrayFacts, ArrayFacts]:
-    with zipfile.ZipFile(path) as file:
+    with open_given(path) as given, zipfile.ZipFile(given) as file:
         members = {member.removesuffix(".npy"): member for member in file.namelist()}
         _check_names(path, names, members)
         with file.open(members[names[0]]) as inputs, file.open(members[names[1]]) as targets:
@@ -204,6 +204,7 @@ def _header(file: Any) -> ArrayFacts:
 
 
 def _parquet_facts(path: Path, names: tuple[str, str]) -> tuple[ArrayFacts, ArrayFacts]:
+    open_given(path).close()  # pyarrow would wait for the writer of a pipe
     types = optional("pyarrow.types", str(path))
     file = optional("pyarrow.parquet", str(path)).ParquetFile(path)
     schema, num_rows = file.schema_arrow, file.metadata.num_rows

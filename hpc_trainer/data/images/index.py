@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hpc_trainer.config.user_files import open_given
 from hpc_trainer.data.files import Problem, first_problems
 from hpc_trainer.data.images import read_classes
 from hpc_trainer.data.images.pictures import EXTENSIONS
@@ -105,7 +106,7 @@ def index_shard(path: Path, num_classes: int | None = None) -> IndexedShard:
         DataError: the file cannot be read at all.
     """
     try:
-        with path.open("rb") as file:
+        with open_given(path) as file:
             size = os.fstat(file.fileno()).st_size
             scan = _Scan(path.name, num_classes)
             scan.read(file, size)
@@ -186,6 +187,7 @@ def read_index(folder: Path) -> ShardIndex:
         )
     try:
         shards = tuple(Shard(**shard) for shard in about["shards"])
+        open_given(folder / ROWS).close()  # numpy would wait for the writer of a pipe
         rows = np.load(folder / ROWS, mmap_mode="r", allow_pickle=False)
         num_samples, num_classes, digest = about["num_samples"], about["num_classes"], about["rows_sha256"]
         if (

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -307,7 +307,7 @@ class TokenMaker:
         with open_given(path) as file:
             if start:
                 file.seek(start - 1)
-                file.readline()  # the previous line, or the rest of a line that belongs to the previous piece
+                _end_line(file, stop)  # the previous line, or the rest of a line that belongs to the previous piece
             while (place := file.tell()) < stop and (line := file.readline()):
                 # Without an end token, the line end marks the end of the document.
                 text = line.rstrip(b"\r\n")
@@ -326,6 +326,12 @@ class TokenMaker:
         except UnicodeDecodeError as error:
             return f"it is not UTF-8 at byte {error.start}"
         return None
+
+
+def _end_line(file: BinaryIO, stop: int) -> None:
+    """Read to the end of a line, or to `stop`: each piece of one line of 60 GB would read the rest of the line."""
+    while (part := file.readline(_BATCH)) and not part.endswith(b"\n") and file.tell() < stop:
+        pass
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from hpc_trainer.config.packages import optional
 from hpc_trainer.config.schema.data import TABLE, DataConfig
 from hpc_trainer.config.schema.key import ALWAYS, COUNTS, RULED, SAFE, key
 from hpc_trainer.config.schema.task import TargetKind
+from hpc_trainer.config.user_files import open_given
 from hpc_trainer.data.files import check_parts
 from hpc_trainer.errors import ConfigError, DataError, HpcTrainerError, valid
 
@@ -105,6 +106,7 @@ def read_head(path: Path) -> Head:
         raise ConfigError(f"data.path={path} must be a file {' or '.join(_SUFFIXES)}. Convert it, or name another.")
     what = f"data=table data.path={path}"
     try:
+        open_given(path).close()  # pyarrow would wait for the writer of a pipe
         if path.suffix == ".csv":
             schema, num_rows = optional("pyarrow.csv", what).open_csv(path).schema, None
         else:

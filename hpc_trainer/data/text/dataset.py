@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpc_trainer.config.schema.data import BYTES
+from hpc_trainer.config.user_files import open_given
 from hpc_trainer.data.files import spread_digest
 from hpc_trainer.data.text import TextBytesConfig
 from hpc_trainer.errors import DataError
@@ -120,8 +122,8 @@ def _size(path: Path) -> int:
         DataError: the file cannot be read.
     """
     try:
-        with path.open("rb"):
-            return path.stat().st_size
+        with open_given(path) as file:
+            return os.fstat(file.fileno()).st_size
     except OSError as error:
         raise DataError(
             f"data.path={path} must be a file that this user can read, on every node: {error.strerror}. "

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpc_trainer.config.schema.data import BYTES
+from hpc_trainer.config.user_files import open_given
 from hpc_trainer.data.tokens import DOCUMENTS, META, TOKENS, TokenMeta, dtype_of, read_meta
 from hpc_trainer.errors import DataError
 from hpc_trainer.record.files import fsync_folder, write_json
@@ -50,6 +51,7 @@ def read_tokens(folder: Path) -> TokenFolder:
     if not meta.num_tokens:
         raise DataError(f"{folder} holds no token. {_REMAKE}")
     try:
+        open_given(folder / DOCUMENTS).close()  # numpy would wait for the writer of a pipe
         # Plain arrays over the maps, because slicing np.memmap itself makes a memmap object each time.
         tokens = np.asarray(np.memmap(folder / TOKENS, dtype=stored_dtype(meta.vocab_size), mode="r"))
         documents = np.asarray(np.load(folder / DOCUMENTS, mmap_mode="r", allow_pickle=False))

@@ -18,6 +18,7 @@ from hpc_trainer.config.schema.data import DataConfig, DigitsConfig
 from hpc_trainer.config.schema.model import CONFIG_FILE, HfConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.feature import Feature, Row
+from hpc_trainer.config.user_files import read_given
 from hpc_trainer.errors import ConfigError, did_you_mean
 
 
@@ -122,7 +123,7 @@ def _read(model: HfConfig) -> Mapping[str, Any]:
         return {}
     place = Path(model.path).expanduser() / CONFIG_FILE
     try:
-        content = json.loads(place.read_bytes())
+        content = json.loads(read_given(place))
         if not isinstance(content, dict):
             raise ValueError("it is not a mapping")
     except OSError as error:

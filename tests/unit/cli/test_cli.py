@@ -652,3 +652,18 @@ def test_the_run_that_one_goes_on_from_is_shown_by_its_name(cli: Cli, runs_dir: 
         out = cli(verb, "s")[1]
         assert "mlp-digits-s0-0123456789" in out
         assert "long/" not in out
+
+
+@pytest.mark.parametrize(
+    ("word", "verb"),
+    [("resume", "submit"), ("rerun", "retry"), ("kill", "cancel"), ("ls", "sweeps"), ("retrry", "retry")],
+)
+def test_an_unknown_verb_gets_the_one_that_is_meant(
+    word: str, verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`resume` was answered with `rename`, `kill` with the old name of a verb."""
+    monkeypatch.setattr(sys, "argv", ["hpc-trainer", word, "x"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert f"No such command {word!r}. Did you mean {verb!r}" in capsys.readouterr().err

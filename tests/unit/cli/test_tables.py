@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -218,6 +219,15 @@ def test_metrics_are_cut_between_words() -> None:
     assert cut(text, 36) == cut(text, 18) == "eval_loss=0.1788 …"
     assert cut(text, 17) == "eval_loss=0.1788…"
     assert cut(text, 12) == "eval_loss=0…"
+
+
+def test_the_time_to_cut_a_cell_does_not_double_with_each_pair() -> None:
+    """A program may tell metrics named `a=b` and `my loss`."""
+    text = " ".join(["a=b=c=d"] * 60)
+    begin = time.process_time()
+    assert cut(f"{text} my loss=1", 20).endswith("…")
+    assert time.process_time() - begin < 1.0
+    assert cut(text, 20) == "a=b=c=d a=b=c=d …"
 
 
 def test_what_is_left_out_is_said(sweep: SweepOnDisk, on_terminal: Terminal) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import pickle
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -121,7 +121,7 @@ def test_a_missing_file_is_named(tmp_path):
 
 
 def test_a_folder_is_refused(tmp_path):
-    with pytest.raises(DataError, match="Is a directory"):
+    with pytest.raises(DataError, match="it is a folder, not a file"):
         build(path=str(tmp_path))
 
 
@@ -130,7 +130,7 @@ def test_an_unreadable_file_is_refused(path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "open", refuse)  # not chmod: root may read everything
+        patch.setattr(os, "open", refuse)  # not chmod: root may read everything
         with pytest.raises(DataError, match="Permission denied"):
             build(path=path)
 

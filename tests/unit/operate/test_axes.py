@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hpc_trainer.config.load import hyperparameters
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.launch.freeze import freeze
 from hpc_trainer.operate.report.data import build_report
@@ -36,6 +37,21 @@ def test_a_run_of_another_command_has_its_value_on_an_axis() -> None:
     assert [found[spec.run_id]["optim.lr"] for spec in (*swept, other)] == ["1e-3", "3e-3", "0.01"]
     assert found[unsaid.run_id] == {"optim.lr": "1e-3", "seed": "5"}, "the default, in the words that were typed"
     assert found[other.run_id]["seed"] == "0"
+
+
+def test_no_secret_is_shown_as_what_runs_differ_in_nor_sent_to_a_tracker() -> None:
+    """`sync` sent params.token to MLflow and W&B, and `results` wrote it into tables."""
+    tokens = ("hf_" + "a" * 20, "swordfish")
+    words = ("train.command=python", "+params.width=16", "+params.hub={api_key: xyzzy}")
+    specs = [
+        make_spec(*words, f"+params.token={token}", axes={"params.token": token, "params.width": "16"})
+        for token in tokens
+    ]
+    assert [*find_axes(specs).values()] == 2 * [{"params.token": "[redacted]", "params.width": "16"}]
+    for spec in specs:
+        params = hyperparameters(spec.config)["params"]
+        assert params == {"token": "[redacted]", "width": 16, "hub": {"api_key": "[redacted]"}}
+        assert spec.config["params"]["token"] in tokens, "the run itself needs it"
 
 
 def test_a_key_that_no_command_swept_is_an_axis_where_runs_differ() -> None:

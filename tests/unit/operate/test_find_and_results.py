@@ -12,7 +12,7 @@ import pytest
 
 from hpc_trainer.errors import ConfigError, RunStateError, UntrustedFileError
 from hpc_trainer.operate.find import elsewhere_too, find_runs, find_sweep, list_sweeps, select
-from hpc_trainer.operate.results import result_table, sort_rows
+from hpc_trainer.operate.results import named_apart, result_table, sort_rows
 from hpc_trainer.operate.show import find_run
 from hpc_trainer.record.files import write_json
 from hpc_trainer.record.states import RunState
@@ -236,6 +236,16 @@ def test_a_told_name_never_shadows_a_column_of_ours(runs_dir: Path, no_slurm: No
     assert (typed["params.lr"], typed["params.width"], typed["run_id"]) == (0.001, 16, specs[0].run_id)
     assert json.loads(json.dumps(typed))["params.width"] == 16
     assert typed["metrics.params.lr"] == 99.0
+
+
+def test_no_two_told_names_share_a_column_nor_take_the_name_of_a_constant() -> None:
+    """A program that told `metrics.run_id` too lost one of the two; `seed` was taken for the seed of all runs."""
+    told = ("run_id", "metrics.run_id", "metrics.metrics.run_id", "seed", "params.depth", "loss", "metrics.loss")
+    assert named_apart(told, {"run_id"}) == {
+        "run_id": "metrics.run_id", "metrics.run_id": "metrics.metrics.run_id",
+        "metrics.metrics.run_id": "metrics.metrics.metrics.run_id", "seed": "metrics.seed",
+        "params.depth": "metrics.params.depth", "loss": "loss", "metrics.loss": "metrics.loss",
+    }  # fmt: skip
 
 
 ROWS = [{"n": 1, "acc": 0.5, "eval_loss": 2.0}, {"n": 2}, {"n": 3, "acc": 0.9, "eval_loss": 1.0}, {"n": 4, "acc": None}]

@@ -171,6 +171,25 @@ def test_a_run_at_work_keeps_its_last_step_back(mlflow_story: Story) -> None:
     assert mlflow_run(mlflow_story).info.status in ("RUNNING", "SCHEDULED")
 
 
+def test_every_metric_has_a_name_of_its_own_in_a_folder_of_mlflow(tmp_path: Path) -> None:
+    """`a,b` and `a;b` were one metric; `loss` beside `loss/train`, or a name with `..`, ended the sync of the run."""
+    story = Story(tmp_path, "tracker=mlflow", "experiment=digits")
+    story.sweep.start(attempt=0)
+    names = [
+        "loss", "loss/train", "a,b", "a;b", "a_b", "acc@1", "x/../../../../evil", "/abs", "..", ".", "x" * 300,
+        "x" * 299 + "y", "p/q", "p/q/", "p//q",
+    ]  # fmt: skip
+    MetricsLog(story.paths.metrics).append(1, {"time": 1e9, **{name: float(i) for i, name in enumerate(names)}})
+    story.sweep.end(attempt=0, state=RunState.COMPLETED, cause="completed", step=1, saved_step=1)
+    story.paths.marker(DONE).touch()
+    assert not story.sync().failed
+    found = mlflow_run(story).data.metrics
+    assert sorted(found.values()) == [float(i) for i in range(len(names))]
+    assert {name: found.get(name) for name in ("loss", "a_b", "acc_1", "p/q")} == {
+        "loss": 0.0, "a_b": 4.0, "acc_1": 5.0, "p/q": 12.0
+    }  # fmt: skip
+
+
 def test_one_sync_at_a_time(mlflow_story: Story) -> None:
     mlflow_story.first_attempt()
     with (

@@ -186,6 +186,17 @@ def _timed_out(sweep: SweepOnDisk, *, attempts: int, training_s: float) -> None:
         sweep.end(attempt=attempt, state=RunState.REQUEUED, cause="timeout", saved_step=attempt + 1)
 
 
+def test_a_local_run_whose_folder_was_deleted_is_not_called_new(tmp_path: Path) -> None:
+    """`why` said that it had not been submitted."""
+    sweep = SweepOnDisk(tmp_path / "runs" / "here", make_specs(1, "cluster=local"))
+    assert _why(sweep).verdict == "It has not been submitted yet."
+    sweep.submit(f"vm:{2**22 + 1}:1.0", executor="local")  # a queue that has ended
+    why = _why(sweep)
+    assert why.state is RunState.NEW
+    assert "its folder has been deleted" in why.verdict
+    assert "hpc-trainer submit" in why.advice[0]
+
+
 def test_a_run_that_hardly_trains_is_told_before_it_is_stopped(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
     fake_slurm.answer("squeue", "500_0|PENDING||BeginTime\n")
     _timed_out(sweep, attempts=1, training_s=1.0)

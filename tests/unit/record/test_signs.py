@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -100,6 +101,13 @@ def test_ranks_that_came_late_to_a_collective_are_named(last: dict[int, int], sa
         f"[Rank {rank}] Timeout, last enqueued NCCL work: {work}, last completed: 3" for rank, work in last.items()
     ]
     assert sign.finds(["step 3", *lines]) == says
+
+
+def test_the_search_for_late_ranks_takes_no_time_squared() -> None:
+    lines = ["Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1)", "Rank 1]" * 30_000]
+    begin = time.process_time()
+    assert sign_of(lines) is not None
+    assert time.process_time() - begin < 1.0, "it was 7 s of an idle core"
 
 
 def test_signs_of_a_node_and_no_others_send_the_run_elsewhere() -> None:

@@ -19,7 +19,7 @@ from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError
 from hpc_trainer.operate.results import result_table
 from hpc_trainer.operate.why import explain
 from hpc_trainer.record.files import append_lines
-from hpc_trainer.record.layout import SweepPaths
+from hpc_trainer.record.layout import RunPaths, SweepPaths
 from hpc_trainer.record.states import RunState
 from hpc_trainer.record.status import read_status
 from hpc_trainer.tidy.archive import MANIFEST, pack, unpack
@@ -131,6 +131,23 @@ def test_links_are_left_out_and_named(sweep: SweepOnDisk, tmp_path: Path) -> Non
     (sweep.run(3).folder / "link").symlink_to("/etc/passwd")
     done = _pack(sweep.paths, tmp_path / "x.tar")
     assert done.left_out == (f"{sweep.specs[3].run_id}/link",)
+
+
+def test_files_of_a_program_are_kept_whatever_their_names_are(sweep: SweepOnDisk, tmp_path: Path) -> None:
+    """Names of our locks and temporary files were left out there too, without a word: then came `rm`."""
+    names = {
+        "uv.lock", ".cache.tmp", "weights.old-1", "step-00000010.tmp-7", "deep/er/.trash-can/x", "output/x.lock",
+        "walk.json", "MANIFEST.json",
+    }  # fmt: skip
+    for name in names:
+        path = sweep.run(3).output / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("precious")
+    done = _pack(sweep.paths, tmp_path / "x.tar")
+    assert done.left_out == ()
+    unpack(tmp_path / "x.tar", tmp_path / "elsewhere")
+    output = RunPaths(tmp_path / "elsewhere" / "mine" / sweep.specs[3].run_id).output
+    assert {str(path.relative_to(output)) for path in output.rglob("*") if path.is_file()} == names
 
 
 # Archives of strangers.

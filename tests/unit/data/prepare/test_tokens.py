@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from hpc_trainer.config.user_files import open_given
 from hpc_trainer.data.prepare import tokens
 from hpc_trainer.data.prepare.job import Prepared, Settings
-from hpc_trainer.data.prepare.tokens import TokenOptions, prepare_tokens
+from hpc_trainer.data.prepare.tokens import TokenMaker, TokenOptions, prepare_tokens
 from hpc_trainer.data.tokens.files import check_tokens
 from hpc_trainer.errors import ConfigError, DataError, RunStateError
 from tests.unit.data.prepare.raw_data import content
@@ -82,6 +86,31 @@ def test_lines_are_documents_wherever_pieces_are_cut(
     found = [bytes(each) for part in ("train", "eval") for each in _documents(tmp_path / "out" / part)]
     lines = [line for path in texts.rglob("*.txt") for line in path.read_bytes().splitlines(keepends=True)]
     assert sorted(found) == sorted(line for line in lines if line.strip())
+
+
+def test_a_long_line_is_read_once_however_many_pieces_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every piece read the rest of the line: 1,800 times, of a file of 60 GB in one line."""
+    num_read = 0
+
+    @contextlib.contextmanager
+    def counted(path: str) -> Iterator[Any]:
+        def readline(size: int = -1) -> bytes:
+            nonlocal num_read
+            num_read += len(data := file.readline(size))
+            return data
+
+        with open_given(path) as file:
+            yield SimpleNamespace(readline=readline, seek=file.seek, tell=file.tell)
+
+    monkeypatch.setattr(tokens, "open_given", counted)
+    (tmp_path / "a.txt").write_bytes(b"x" * 100_000 + b"\n" + b"y\n")
+    maker = TokenMaker(folder="", tokenizer=None, vocab_size=256, end=None, document="line", eval_fraction=0.5)
+    pieces = [(start, min(start + 1000, 100_003)) for start in range(0, 100_003, 1000)]
+    found = [
+        text for start, stop in pieces for text, _ in maker._documents(str(tmp_path / "a.txt"), "a.txt", start, stop)
+    ]
+    assert found == [b"x" * 100_000 + b"\n", b"y\n"]
+    assert num_read < 250_000
 
 
 def test_the_same_line_stays_in_its_part_when_others_come(tmp_path: Path) -> None:
