@@ -16,8 +16,18 @@ from hpc_trainer.record.journal import Journal, failures_of_storage, newest_chai
 from hpc_trainer.record.processes import process_name
 from hpc_trainer.record.states import POOL, RunState
 from hpc_trainer.record.status import read_status
-from hpc_trainer.record.submissions import Submission, write_confirmation, write_intent
-from hpc_trainer.record.turns import Holder, Turns, pool_job, read_turn, slot_folder, slot_name
+from hpc_trainer.record.submissions import Submission, read_submissions, write_confirmation, write_intent
+from hpc_trainer.record.turns import (
+    Holder,
+    Turns,
+    living_slots,
+    may_have_slots,
+    pool_is_alive,
+    pool_job,
+    read_turn,
+    slot_folder,
+    slot_name,
+)
 from tests.unit.record.builders import make_specs
 from tests.unit.record.sweeps import SweepOnDisk
 from tests.unit.slurm.fake_slurm import FakeSlurm
@@ -129,6 +139,96 @@ def test_an_end_that_another_slot_recorded_is_seen_once_its_line_is_whole(sweep:
     assert (end.state, end.seconds, end.is_final) == (RunState.PREEMPTED, 3.0, False)
     assert ours.take(run_id) is not None
     assert ours.end_of(run_id) is None, "the next turn is not over"
+
+
+def test_each_end_is_read_once_however_often_a_slot_looks(sweep: SweepOnDisk) -> None:
+    pool = _pool(sweep, "vm:1:1.0", "local")
+    ours, theirs = _turns(sweep, _holder(pool, 0)), _turns(sweep, _holder(pool, 1))
+    for number, seconds in enumerate((4.0, 1.0, 3.0)):
+        turn = theirs.take(sweep.specs[number].run_id)
+        assert turn is not None
+        theirs.end(turn, RunState.COMPLETED, seconds=seconds)
+        ours.look()
+        ours.look()
+        assert len(ours.ends) == number + 1
+    assert ours.faults == []
+    assert list(ours.all_ends([slot_name(pool.uuid, 1)])) == [], "they were read"
+    assert [end.seconds for end in Turns(sweep.paths).all_ends([slot_name(pool.uuid, 1)])] == [4.0, 1.0, 3.0]
+
+
+def test_the_median_is_that_of_runs_that_were_completed_in_their_first_turn(sweep: SweepOnDisk) -> None:
+    turns = _turns(sweep, _holder(_pool(sweep, "vm:1:1.0", "local")))
+    medians = []
+    for number, (state, seconds) in enumerate(
+        ((RunState.COMPLETED, 8.0), (RunState.COMPLETED, 2.0), (RunState.FAILED, 50.0), (RunState.COMPLETED, 3.0))
+    ):
+        turn = turns.take(sweep.specs[number].run_id)
+        assert turn is not None
+        turns.end(turn, state, seconds=seconds)
+        medians.append(turns.median_s)
+    again = turns.take(sweep.specs[2].run_id)
+    assert again is not None
+    assert again.number == 1
+    turns.end(again, RunState.COMPLETED, seconds=60.0)
+    assert [*medians, turns.median_s] == [8.0, 5.0, 5.0, 3.0, 3.0], "a second turn does the rest alone"
+    assert _turns(sweep, None).median_s == 3.0
+
+
+def test_an_older_turn_that_is_read_later_does_not_replace_the_end_of_a_newer_one(sweep: SweepOnDisk) -> None:
+    pool = _pool(sweep, "vm:1:1.0", "local")
+    slots = [_turns(sweep, _holder(pool, element)) for element in (1, 0)]  # slot 0 is read first and had turn 1
+    run_id = sweep.specs[0].run_id
+    for slot, state in zip(slots, (RunState.PREEMPTED, RunState.FAILED), strict=True):
+        slot.look()
+        turn = slot.take(run_id)
+        assert turn is not None
+        assert slot.has_own
+        slot.end(turn, state, seconds=1.0)
+        assert not slot.has_own
+    end = _turns(sweep, None).end_of(run_id)
+    assert end is not None
+    assert (end.turn, end.state, end.is_final) == (1, RunState.FAILED, True)
+
+
+def test_a_turn_takes_the_time_since_its_claim(sweep: SweepOnDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns, now = _turns(sweep, _holder(_pool(sweep, "vm:1:1.0", "local"))), 1000.0
+    monkeypatch.setattr("hpc_trainer.record.turns.time", SimpleNamespace(time=lambda: now))
+    ends = []
+    for number, later in enumerate((7.0, -5.0)):
+        turn = turns.take(sweep.specs[number].run_id)
+        assert turn is not None
+        now += later
+        turns.end(turn, RunState.COMPLETED)
+        ends.append(turns.ends[turn.run_id])
+    assert [(end.time, end.seconds) for end in ends] == [(1007.0, 7.0), (1002.0, 0.0)], "a clock may be set back"
+
+
+@pytest.mark.parametrize(
+    ("alive", "ended", "process", "is_alive"),
+    [(True, False, False, True), (False, False, True, True), (False, False, False, False), (False, True, True, False)],
+)
+def test_a_local_pool_is_alive_while_its_first_process_or_a_slot_that_has_not_ended_is(
+    sweep: SweepOnDisk, alive: bool, ended: bool, process: bool, is_alive: bool
+) -> None:
+    here, gone = process_name(), f"{process_name().partition(':')[0]}:{2**22 + 1}:1.0"
+    pool = _pool(sweep, here if alive else gone, "local", slots=2)
+    (pool,) = read_submissions(sweep.paths)
+    slot = slot_folder(sweep.paths, pool.uuid, 1)
+    slot.folder.mkdir()
+    journal = Journal(slot)
+    journal.start(
+        0, job_id=f"{pool_job(pool)}_1", restart_count=0, node="n1", pid=os.getpid() if process else 2**22 + 1,
+        executor="local", world_size=1,
+    )  # fmt: skip
+    assert may_have_slots(sweep.paths, pool)
+    if ended:
+        journal.end(0, state=RunState.COMPLETED, cause="done")
+    assert pool_is_alive(sweep.paths, pool) is is_alive
+    assert living_slots(sweep.paths, pool) == ([here] if process and not ended else [])
+    assert may_have_slots(sweep.paths, pool), "slot 0 has not begun"
+    slot_folder(sweep.paths, pool.uuid, 0).folder.mkdir()
+    slot_folder(sweep.paths, pool.uuid, 0).marker("CANCEL").touch()
+    assert may_have_slots(sweep.paths, pool) is not ended
 
 
 def test_a_damaged_claim_names_no_slot_and_is_told(sweep: SweepOnDisk) -> None:
