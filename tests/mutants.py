@@ -234,6 +234,8 @@ NEAREST = {
         "operate/test_hold.py",
         "notify/test_notify.py",
         "launch/test_top_up.py",
+        "api/test_changed_code.py",
+        "api/test_lost_intents.py",
     ],
     "launch/arrays": ["launch/test_plan.py", "launch/test_pools.py", "launch/test_array_parallelism.py"],
     "launch/known": ["launch/test_plan.py", "launch/test_several_shapes.py"],

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.config.schema.cluster import Executor
-from hpc_trainer.errors import ConfigError
+from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.launch import grids as grids_module
 from hpc_trainer.launch.grids import plan_grid, retry, submit_grid, with_canaries
 from hpc_trainer.launch.plan import SweepPlan
 from hpc_trainer.record.files import write_atomic
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.spec import RunSpec
-from hpc_trainer.record.states import CANCEL, RunState
+from hpc_trainer.record.states import CANCEL, DONE, RunState
 from hpc_trainer.record.status import read_status
 from hpc_trainer.record.submissions import read_submissions
 from tests.unit.launch.grids import make_grid, make_plan, submit
@@ -114,6 +114,32 @@ def test_a_retry_of_a_sweep_takes_no_cancel_back_that_comes_meanwhile(paths: Swe
     assert run.marker(CANCEL).exists()
     assert submit_grid(make_grid(paths.folder, specs), retry_failed=True).num_submitted == 0
     assert retry(paths, [spec.run_id]).num_submitted == 1
+
+
+def _folders(paths: SweepPaths, run_id: str) -> list[str]:
+    return sorted(path.name for path in paths.folder.iterdir() if path.name.startswith(run_id))
+
+
+def test_a_fresh_submit_begins_complete_runs_anew_and_keeps_their_old_folders(
+    paths: SweepPaths, fake_slurm: FakeSlurm
+) -> None:
+    specs = make_specs(2, "cluster=slurm")
+    grid = make_grid(paths.folder, specs)
+    submit(grid)
+    with pytest.raises(RunStateError, match=f"{specs[0].run_id} is PENDING. Cancel it first: hpc-trainer cancel"):
+        submit_grid(grid, fresh=True)
+    fake_slurm.clear_queue()
+    for spec in specs:
+        paths.run(spec.run_id).folder.mkdir(mode=0o700)
+        paths.run(spec.run_id).marker(DONE).touch()
+    assert submit_grid(grid).num_submitted == 0
+    assert plan_grid(grid, fresh=True).num_to_submit == 2
+    done = submit_grid(grid, fresh=True)
+    assert (done.num_submitted, done.num_already) == (2, 0)
+    for spec in specs:
+        (old,) = _folders(paths, spec.run_id)
+        assert old.startswith(f"{spec.run_id}.old-")
+        assert (paths.folder / old / DONE).exists()
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
