@@ -80,7 +80,7 @@ _STATE = [
 ]  # fmt: skip
 _LOST = ["api/test_jobs_without_files.py", "api/test_lost_lines.py", "api/test_lost_intents.py"]
 _FROZEN = [f"launch/frozen_code/test_{name}.py" for name in ("owners", "snapshot", "frozen_worker")]
-_RULES = ["observe/advice/test_rules.py", "observe/advice/test_gpu_faults.py"]
+_RULES = [f"observe/advice/test_{name}.py" for name in ("rules", "facts", "gpu_faults")]
 NEAREST = {
     "record/chain": [
         "launch/test_follow.py",

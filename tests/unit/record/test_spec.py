@@ -18,11 +18,15 @@ from hpc_trainer.record.spec import (
     append_specs,
     claim_spec,
     drawn_names,
+    find_axes,
+    join_shapes,
     leaves,
     lost_spec,
+    number_text,
     read_drawn,
     read_spec,
     read_specs,
+    typed_axes,
 )
 from hpc_trainer.slurm.shape import shape_of
 from tests.unit.record.builders import make_config, make_spec, make_specs
@@ -254,3 +258,41 @@ def test_the_leaves_of_a_configuration() -> None:
     tree = {"a": {"b": 1, "c": {}}, "d": [1], "e": {"f": {"g": None}}}
     assert list(leaves(tree)) == [("a.b", 1), ("a.c", {}), ("d", [1]), ("e.f.g", None)]
     assert list(leaves(tree, without={"e", "b"})) == [("a.b", 1), ("a.c", {}), ("d", [1])]
+
+
+@pytest.mark.parametrize(
+    ("pool", "per_gpu"),
+    [(None, 1), ({}, 1), ({"jobs": None, "per_gpu": 4}, 1), ({"jobs": 2}, 1), ({"jobs": 2, "per_gpu": 4}, 4)],
+)
+def test_runs_share_a_gpu_only_in_a_pool(pool: dict[str, int] | None, per_gpu: int) -> None:
+    spec = make_spec("cluster=slurm", "hardware=gpu_x2", hardware__time_limit_min=60)
+    spec.config["pool"] = pool
+    assert (spec.per_gpu, spec.gpu_hours) == (per_gpu, 2 / per_gpu)
+
+
+def test_equal_shapes_of_a_hardware_list_are_kept_once() -> None:
+    first, second = make_spec("hardware=cpu_x1", seed=0), make_spec("hardware=cpu_x2", seed=0)
+    joined = join_shapes([first, second, first, second])
+    assert joined.on(0) == first
+    (other,) = joined.others
+    assert (other.hardware, other.shape, set(other.sections)) == ("cpu_x2", second.shape, {"hardware", "train"})
+    assert joined.on(1) == dataclasses.replace(first, hardware="cpu_x2", shape=second.shape, config=second.config)
+    assert join_shapes([first]) == first
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1e10, "1e10"), (300_000.0, "300000"), (99_999.0, "99999.0"), (100_000.0, "100000"), (-1e6, "-1e6"),
+        (1_234_567.0, "1234567"), (0.001, "0.001"), (1e-5, "1e-05"), (1e16, "1e+16"), (1_000_000.5, "1000000.5"),
+    ],
+)  # fmt: skip
+def test_large_whole_numbers_are_shown_as_they_are_typed(value: float, text: str) -> None:
+    assert number_text(value) == text
+    assert float(text) == value
+
+
+def test_numbers_of_a_table_are_those_of_the_configuration() -> None:
+    spec = make_spec(axes={"optim.lr": "1e-3", "model": "mlp", "seed": "0"}, optim__lr=0.001)
+    row = find_axes([spec])[spec.run_id]
+    assert typed_axes(spec, row) == {"optim.lr": 0.001, "model": "mlp", "seed": 0}
