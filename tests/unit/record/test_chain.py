@@ -30,6 +30,7 @@ from hpc_trainer.record.chain import (
     write_chain,
 )
 from hpc_trainer.record.states import CANCEL, RunState
+from hpc_trainer.record.submissions import write_confirmation, write_intent
 from tests.unit.record.builders import make_spec, make_specs
 from tests.unit.record.sweeps import SweepOnDisk
 from tests.unit.slurm.fake_slurm import FakeSlurm
@@ -160,6 +161,27 @@ def test_states_are_those_of_the_followed_runs_that_are_not_complete(first: Swee
     assert found == [Stand(f"first/{ids[1]}", RunState.PENDING, "500_1"), Stand("first/unknown", RunState.GONE)]
     whole = [stand.name for stand in look_at([Awaited(folder, ids[1]), Awaited(folder)])]
     assert whole == [f"first/{run_id}" for run_id in ids if run_id != ids[2]]
+
+
+def test_of_a_search_its_runs_that_are_neither_complete_nor_paused_are_waited_for(
+    first: SweepOnDisk, fake_slurm: FakeSlurm
+) -> None:
+    """Paused runs are the search's own matter: it promotes them, or it ends."""
+    intent = write_intent(
+        first.paths, executor="slurm", hardware="x", run_ids=[], slots=2, per_node=1, source="search"
+    )  # fmt: skip
+    write_confirmation(first.paths, intent, "600")
+    fake_slurm.answer("squeue", "")
+    fake_slurm.answer("sacct", "")
+    for index, (state, cause) in enumerate(((RunState.FAILED, "exception"), (RunState.PAUSED, "rung"))):
+        first.start(index, executor="pool", job_id="600_0")
+        first.end(index, state=state, cause=cause)
+    folder, ids = first.paths.folder, [spec.run_id for spec in first.specs]
+    found = {stand.name: stand.state for stand in look_at([Awaited(folder)])}
+    assert found[f"first/{ids[0]}"] is RunState.FAILED
+    assert f"first/{ids[1]}" not in found
+    named = look_at([Awaited(folder, ids[1])])
+    assert [(stand.name, stand.state) for stand in named] == [(f"first/{ids[1]}", RunState.PAUSED)]
 
 
 def _scored(sweep: SweepOnDisk, *scores: dict[str, float]) -> None:

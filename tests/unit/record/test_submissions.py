@@ -399,3 +399,13 @@ def test_a_copy_without_its_line_comes_before_what_was_written_later(paths: Swee
         paths.submissions.write_text("".join(line for number, line in enumerate(lines) if number != lost))
         found = [each.uuid for each in read_submissions(paths)]
         assert found == [first.uuid, second.uuid, third.uuid], lost
+
+
+@pytest.mark.parametrize("letter", ["0", "f"])
+def test_a_copy_under_the_name_of_another_submission_counts_for_nothing(paths: SweepPaths, letter: str) -> None:
+    intent = _intent(paths, "a")
+    paths.submissions.unlink()
+    paths.intent(intent.uuid).rename(paths.intent(letter * 32))
+    assert read_submissions(paths) == []
+    paths.intent(letter * 32).rename(paths.intent(intent.uuid))
+    assert [each.uuid for each in read_submissions(paths)] == [intent.uuid]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import pytest
 from hpc_trainer.operate.why import explain
 from hpc_trainer.record.journal import Journal, failures_of_storage, newest_chain
 from hpc_trainer.record.processes import process_name
+from hpc_trainer.record.reading import Faults
 from hpc_trainer.record.states import POOL, RunState
 from hpc_trainer.record.status import read_status
 from hpc_trainer.record.submissions import Submission, read_submissions, write_confirmation, write_intent
@@ -231,6 +233,21 @@ def test_a_local_pool_is_alive_while_its_first_process_or_a_slot_that_has_not_en
     assert may_have_slots(sweep.paths, pool) is not ended
 
 
+@pytest.mark.parametrize("line", ['{"run_id": "a"}', "{", '{"turn": -1}'])
+def test_a_damaged_end_hides_no_other_and_is_told(sweep: SweepOnDisk, line: str) -> None:
+    pool = _pool(sweep, "vm:1:1.0", "local")
+    turns = _turns(sweep, _holder(pool))
+    for spec in sweep.specs[:2]:
+        turn = turns.take(spec.run_id)
+        assert turn is not None
+        turns.end(turn, RunState.COMPLETED, seconds=1.0)
+        with (slot_folder(sweep.paths, pool.uuid, 0).folder / "ends.jsonl").open("a") as file:
+            file.write(f"{line}\n")
+    found = _turns(sweep, None)
+    assert set(found.ends) == {spec.run_id for spec in sweep.specs[:2]}
+    assert len(found.faults) == 1, "equal faults are told once"
+
+
 def test_a_damaged_claim_names_no_slot_and_is_told(sweep: SweepOnDisk) -> None:
     pool = _pool(sweep, "vm:1:1.0", "local")
     turn = _turns(sweep, _holder(pool)).take(sweep.specs[0].run_id)
@@ -241,6 +258,10 @@ def test_a_damaged_claim_names_no_slot_and_is_told(sweep: SweepOnDisk) -> None:
     assert turns.newest == {turn.run_id: 0}
     assert read_turn(sweep.paths, turn.run_id, 0, turns.faults) is None
     assert turns.faults
+    path.write_text('{"uuid": "a"}')
+    faults = Faults()
+    assert read_turn(sweep.paths, turn.run_id, 0, faults) is read_turn(sweep.paths, turn.run_id, 0) is None
+    assert len(faults) == 1
 
 
 def test_attempts_in_the_slots_of_a_pool_are_one_chain_and_those_of_another_are_not(
@@ -310,6 +331,39 @@ def test_a_run_that_a_slot_of_a_new_pool_gave_back_does_not_wait_for_slots_that_
     slot.end(turn, RunState.PREEMPTED)
     states = [(run.state, run.cause) for run in read_status(sweep.paths).runs]
     assert states == [(RunState.PREEMPTED, "stopped"), (RunState.PENDING, None), (RunState.PENDING, None)]
+
+
+@pytest.mark.parametrize(
+    ("sacct", "age_s", "state", "cause"),
+    [
+        ("500_0|NODE_FAIL|1:0|n1\n", 0.0, RunState.NODE_FAIL, "its slot ended: NODE_FAIL (1:0)"),
+        ("500_0|TIMEOUT|0:0|n1\n", 0.0, RunState.TIMEOUT, "its slot ended: TIMEOUT (0:0)"),
+        ("500_0|FAILED|9:0|n1\n", 0.0, RunState.PREEMPTED, "its slot ended: FAILED (9:0)"),
+        ("500_0|CANCELLED|0:0|n1\n", 0.0, RunState.PREEMPTED, "its slot ended: CANCELLED (0:0)"),
+        ("", 200.0, RunState.NODE_FAIL, "its slot is gone without a recorded end"),
+        ("500_0|RUNNING|0:0|n1\n", 200.0, RunState.NODE_FAIL, "its slot is gone without a recorded end"),
+        ("", 30.0, RunState.UNKNOWN, None),
+    ],
+)
+def test_a_run_whose_slot_has_left_the_queue_ended_with_its_slot(
+    sacct: str, age_s: float, state: RunState, cause: str | None, tmp_path: Path, fake_slurm: FakeSlurm,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    sweep = SweepOnDisk(tmp_path / "runs" / "sweep", make_specs(2, "cluster=slurm"))
+    now = time.time()
+    with monkeypatch.context() as an_hour_ago:
+        an_hour_ago.setattr(time, "time", lambda: now - 3600)
+        pool = _pool(sweep, "500")
+        slot = _turns(sweep, _holder(pool, 0, job_id="500_0", process="n1:1:1.0"))
+        assert slot.take(sweep.specs[0].run_id) is not None
+    sweep.start(0, job_id="500_0", executor=POOL, node="n1", age_s=600.0)
+    sweep.beat(0, step=3, age_s=age_s)
+    fake_slurm.answer("squeue", "")
+    fake_slurm.answer("sacct", f"{sacct.strip()}|sweep-{pool.uuid[:8]}|\n" if sacct else "")
+    begun, unbegun = read_status(sweep.paths).runs
+    assert begun.state is state, begun.cause
+    assert cause is None or begun.cause == cause
+    assert unbegun.state is RunState.NEW, "no slot will take it"
 
 
 def test_a_run_of_a_local_pool_waits_while_a_slot_lives_and_needs_a_submit_when_none_does(sweep: SweepOnDisk) -> None:
