@@ -200,8 +200,14 @@ def test_the_best_value_of_a_metric_is_the_first_of_equal_ones_up_to_a_step(tmp_
     def best(last: int) -> dict[str, tuple[float, int]]:
         return best_in(path, names, lambda name: name == "loss", last=last)
 
+    with path.open("r+") as file:
+        lines = file.readlines()
+        file.seek(0)
+        file.writelines(
+            ['{"step": 0, "lr": 1}\n{"step": "x", "loss": -1.0}\n', *lines[:2], '{"step": 2, "loss": -9\n', *lines[2:]]
+        )
     assert best(3) == {"loss": (1.0, 2), "score": (5.0, 2)}
     assert best(5) == {"loss": (0.5, 5), "score": (float("inf"), 4)}
     assert best(0) == best_in(path, [], lambda _: True, last=9) == {}
     assert scores_in(path, "loss") == {1: 3.0, 2: 1.0, 3: 1.0, 4: pytest.approx(float("nan"), nan_ok=True), 5: 0.5}
-    assert [record["step"] for record in newest_metrics_in(path)] == [1, 2, 3, 4, 5]
+    assert [record["step"] for record in newest_metrics_in(path)] == [0, 1, 2, 3, 4, 5]
