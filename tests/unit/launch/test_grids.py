@@ -197,6 +197,19 @@ def test_runs_that_have_a_job_are_canaries_before_new_ones(tmp_path: Path, state
     assert _canaries(plan, 2) == [((ids[1],), 1, ()), ((ids[2], ids[3]), 2, (ids[0], ids[1]))]
 
 
+def test_runs_of_another_shape_are_no_canaries(tmp_path: Path) -> None:
+    small, large = make_specs(2, *SLURM), make_specs(2, *SLURM, "hardware=gpu_x16")
+    s, g = [spec.run_id for spec in small], [spec.run_id for spec in large]
+    for state in (RunState.RUNNING, RunState.COMPLETED):
+        plan = make_plan(tmp_path, [*small, *large], {g[0]: state})
+        arrays = _canaries(plan, 1)
+        assert arrays[0] == ((s[0],), 1, ())
+        assert ((s[1],), 1, (s[0],)) in arrays
+        assert ((g[1],), 1, (g[0],) if state is RunState.RUNNING else ()) in arrays
+    failed = make_plan(tmp_path, small, {s[0]: RunState.FAILED})
+    assert _canaries(failed, 1) == [((s[1],), 1, ())], "a run that has failed proves nothing"
+
+
 def test_a_shape_that_has_a_complete_run_needs_no_canary(tmp_path: Path) -> None:
     specs = make_specs(3, *SLURM)
     plan = make_plan(tmp_path, specs, {specs[0].run_id: RunState.COMPLETED})

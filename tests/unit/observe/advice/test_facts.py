@@ -7,11 +7,18 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.observe.advice import AdvisedRun, next_command, next_command_of_sweep, shared_advice, sweep_lines
+from hpc_trainer.observe.advice import (
+    RULES,
+    AdvisedRun,
+    next_command,
+    next_command_of_sweep,
+    shared_advice,
+    sweep_lines,
+)
 from hpc_trainer.observe.facts import Gain, Pace, pace_of, uses_of, worked_s
 from hpc_trainer.observe.telemetry import Device, Host, Sample, mean_of
 from hpc_trainer.record.states import RunState
-from tests.unit.observe.advice.test_rules import advice_of, facts_of, waiting
+from tests.unit.observe.advice.test_rules import SLOW, advice_of, facts_of, waiting
 
 
 def _sample(step: int | None, *, rank: int = 0, cpus: float | None = 1.0, rss: int = 100, **gpu: Any) -> Sample:
@@ -109,6 +116,14 @@ def test_the_mean_is_that_of_known_values() -> None:
 )  # fmt: skip
 def test_a_gain_in_words(gain: Gain, text: str) -> None:
     assert str(gain) == text
+
+
+@pytest.mark.parametrize(("own_s", "share"), [(0.1, 0.5), (0.15, 1.0), (9.0, 1.0), (0.01, 0.0)])
+def test_a_slow_rank_costs_at_most_a_whole_step(own_s: float, share: float) -> None:
+    (rule,) = [rule for rule in RULES if rule.name == "straggler"]
+    slow = dataclasses.replace(SLOW, own_s=own_s, others_s=0.05)
+    (finding,) = rule.find(facts_of(stragglers=[slow], pace=Pace(100, 10.0, 0.0, 10)))
+    assert finding.changes[0].gain.share == pytest.approx(share)
 
 
 def _advised(run_id: str, share: float | None, state: RunState = RunState.COMPLETED) -> AdvisedRun:
