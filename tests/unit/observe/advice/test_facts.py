@@ -15,10 +15,10 @@ from hpc_trainer.observe.advice import (
     shared_advice,
     sweep_lines,
 )
-from hpc_trainer.observe.facts import Gain, Pace, pace_of, uses_of, worked_s
+from hpc_trainer.observe.facts import Gain, Pace, RankUse, pace_of, uses_of, worked_s
 from hpc_trainer.observe.telemetry import Device, Host, Sample, mean_of
 from hpc_trainer.record.states import RunState
-from tests.unit.observe.advice.test_rules import SLOW, advice_of, facts_of, waiting
+from tests.unit.observe.advice.test_rules import GPU, SLOW, SLURM, SMALL, advice_of, facts_of, rank, waiting
 
 
 def _sample(step: int | None, *, rank: int = 0, cpus: float | None = 1.0, rss: int = 100, **gpu: Any) -> Sample:
@@ -116,6 +116,25 @@ def test_the_mean_is_that_of_known_values() -> None:
 )  # fmt: skip
 def test_a_gain_in_words(gain: Gain, text: str) -> None:
     assert str(gain) == text
+
+
+_OPTIONAL = [each.name for each in dataclasses.fields(RankUse) if each.default is None]
+
+
+@pytest.mark.parametrize("name", _OPTIONAL)
+@pytest.mark.parametrize("words", [SMALL, SLURM, GPU], ids=["local", "slurm", "gpu"])
+def test_a_figure_that_one_rank_does_not_have_keeps_no_rule_from_the_other_ranks(
+    name: str, words: tuple[str, ...]
+) -> None:
+    known = rank(
+        device="H100", utilisation=0.3, clock_share=0.9, power_limit_w=700.0, cpus=0.9, most_cpus=1.0, cpus_allowed=8,
+        most_rss=1e9,
+    )  # fmt: skip
+    unknown = dataclasses.replace(known, name="rank 1", **{name: None})
+    both = advice_of(facts_of(words, pace=waiting(0.3), ranks=[unknown, known]))
+    assert {advice.rule for advice in both} <= {advice.rule for advice in advice_of(
+        facts_of(words, pace=waiting(0.3), ranks=[known])
+    )}  # fmt: skip
 
 
 @pytest.mark.parametrize(("own_s", "share"), [(0.1, 0.5), (0.15, 1.0), (9.0, 1.0), (0.01, 0.0)])
