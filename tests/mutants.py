@@ -250,7 +250,12 @@ NEAREST = {
     ],
     "launch/arrays": ["launch/test_plan.py", "launch/test_pools.py", "launch/test_array_parallelism.py"],
     "launch/known": ["launch/test_plan.py", "launch/test_several_shapes.py"],
-    "launch/plan": ["launch/test_arrays.py", "launch/test_pools.py", "launch/test_array_parallelism.py"],
+    "launch/plan": [
+        "launch/test_arrays.py",
+        "launch/test_pools.py",
+        "launch/test_array_parallelism.py",
+        "launch/test_several_shapes.py",
+    ],
     "launch/searches": ["search/test_pool_runs.py", "api/test_api.py"],
     "launch/settle": ["record/test_lag.py", "record/test_ownership.py"],
     "launch/submitit_bridge": ["record/test_lag.py"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -9,6 +10,7 @@ from types import MappingProxyType
 import pytest
 
 from hpc_trainer.config.rules.cluster_rules import site_notes
+from hpc_trainer.config.schema.cluster import BudgetConfig
 from hpc_trainer.launch.known import Known, timeless
 from hpc_trainer.launch.plan import SweepPlan, build_plan, clear_exit_codes, specs_to_write
 from hpc_trainer.record.states import RunState
@@ -143,6 +145,53 @@ def test_a_webhook_whose_variable_the_jobs_will_not_have_is_noted(
     assert notes() == ()
     (kept_out,) = notes("cluster.environment.inherit=false")
     assert "cluster.environment.inherit=false" in kept_out
+
+
+def _budget_problems(states: tuple[RunState, ...] = (), **budget: float) -> list[str]:
+    """Problems of three runs that take two GPU-hours each."""
+    specs = make_specs(3, *SLURM, "hardware=gpu_x2", hardware__time_limit_min=60)
+    grid = dataclasses.replace(make_grid(Path("/runs/sweep"), specs), budget=BudgetConfig(**budget))  # type: ignore[arg-type]
+    known = Known(states={spec.run_id: state for spec, state in zip(specs, states, strict=False)})
+    return [problem for problem in build_plan(grid, known).problems if problem.startswith("budget.")]
+
+
+def test_a_budget_is_exceeded_above_its_limit_by_what_works_and_what_is_new() -> None:
+    assert _budget_problems(max_jobs=3, max_gpu_hours=6.0) == []
+    jobs = "budget.max_jobs=2: this grid would have 3 jobs in the queue. Raise it, or take fewer points."
+    hours = (
+        "budget.max_gpu_hours=5.9: this grid may take up to 6 GPU-hours (each run's time limit once). Raise it, "
+        "shorten hardware.time_limit_min, or take fewer points."
+    )
+    assert _budget_problems(max_jobs=2) == [jobs]
+    assert _budget_problems(max_gpu_hours=5.9) == [hours]
+    assert _budget_problems(max_jobs=2, max_gpu_hours=5.9) == [jobs, hours]
+    assert _budget_problems((RunState.RUNNING,), max_jobs=2) == [jobs], "it has a job already"
+    assert _budget_problems((RunState.COMPLETED,), max_jobs=2, max_gpu_hours=4.0) == []
+    nothing_new = (RunState.RUNNING, RunState.RUNNING, RunState.RUNNING)
+    assert _budget_problems(nothing_new, max_jobs=1, max_gpu_hours=1.0) == []
+
+
+def test_folders_that_keep_the_group_out_are_named_with_the_commands_that_open_them(tmp_path: Path) -> None:
+    closed = tmp_path / "closed here"
+    folder = closed / "sweep"
+    folder.mkdir(parents=True)
+    specs = make_specs(1, *SLURM)
+
+    def notes(is_readable: bool = True) -> list[str]:
+        grid = dataclasses.replace(make_grid(folder, specs), group_readable=is_readable)
+        return [note for note in build_plan(grid).notes if str(closed) in note]
+
+    for above, own, commands in (
+        (0o700, 0o700, ("g+x", "-R")), (0o710, 0o700, ("-R",)), (0o701, 0o700, ("-R",)), (0o700, 0o740, ("g+x",)),
+        (0o711, 0o750, ()),
+    ):  # fmt: skip
+        folder.chmod(own)
+        closed.chmod(above)
+        text = " ".join(notes())
+        assert (f"chmod -R g+rX '{folder}'" in text) is ("-R" in commands), (above, own)
+        assert (f"'{closed}'" in text.partition("chmod -R")[0]) is ("g+x" in commands), (above, own)
+        assert bool(text) is bool(commands)
+        assert notes(is_readable=False) == []
 
 
 def _planned(
