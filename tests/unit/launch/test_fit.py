@@ -241,3 +241,15 @@ def test_an_event_that_comes_every_few_steps_is_shared_among_them() -> None:
     shares = [_share(spent, Kind.evaluation, every) for every in (None, 0, 50, 40, 100, 300)]
     assert shares == [0.0, 0.0, 6 / 2 / 50, 6 / 3 / 40, 6 / 100, 6 / 300]
     assert _share(spent, Kind.save_stall, 50) == 0.0
+
+
+def test_a_run_of_unknown_speed_hides_the_end_of_its_shape(runs: Path, fake_slurm: FakeSlurm) -> None:
+    """The longest run decides, and nobody knows that it is not this one."""
+    _starts(fake_slurm, one=0)
+    _measured(runs, "one", _spec("hardware=gpu_x1", "model=mlp"), step_s=5.0)
+    for models in ("mlp,cnn", "cnn,mlp"):
+        (only,) = _fit(runs, "hardware=gpu_x1", f"model={models}", "sweep_name=new").candidates
+        assert (only.num_runs, only.speed, only.end) == (2, None, None)
+        assert only.run_id.startswith("cnn")
+    (only,) = _fit(runs, "hardware=gpu_x1", "model=mlp", "train.num_steps=100,1000", "sweep_name=new").candidates
+    assert (only.num_runs, only.steps) == (2, 1000)
