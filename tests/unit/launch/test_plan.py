@@ -10,9 +10,10 @@ from types import MappingProxyType
 import pytest
 
 from hpc_trainer.config.rules.cluster_rules import site_notes
-from hpc_trainer.config.schema.cluster import BudgetConfig
+from hpc_trainer.config.schema.cluster import BudgetConfig, HardwareConfig
 from hpc_trainer.launch.known import Known, timeless
 from hpc_trainer.launch.plan import SweepPlan, build_plan, clear_exit_codes, specs_to_write
+from hpc_trainer.record.spec import OtherShape, RunSpec
 from hpc_trainer.record.states import RunState
 from hpc_trainer.slurm.limits import Limits, NodeGroup, Partition
 from tests.composed import composed
@@ -192,6 +193,30 @@ def test_folders_that_keep_the_group_out_are_named_with_the_commands_that_open_t
         assert (f"'{closed}'" in text.partition("chmod -R")[0]) is ("g+x" in commands), (above, own)
         assert bool(text) is bool(commands)
         assert notes(is_readable=False) == []
+
+
+def _name_notes(spec: RunSpec, overrides: tuple[str, ...], **axes: str) -> list[str]:
+    spec = dataclasses.replace(spec, overrides=overrides, axes=axes)
+    return [note for note in make_plan(Path("/runs/sweep"), [spec]).notes if note.startswith("hardware=")]
+
+
+def test_a_profile_whose_file_has_another_name_is_noted() -> None:
+    (spec,) = make_specs(1, *SLURM)
+    (note,) = _name_notes(spec, ("hardware=mine",))
+    assert note == (
+        "hardware=mine: its file has name: cpu_x1, by which plans, results and measured figures know it. Write "
+        "name: mine into mine.yaml."
+    )
+    assert _name_notes(spec, (), hardware="mine") == [note], "an axis"
+    assert _name_notes(spec, ("hardware=cpu_x1",)) == _name_notes(spec, ("seed=3",)) == []
+    assert _name_notes(spec, ("hardware=mine", "hardware.name=cpu_x1")) == [], "the person says so"
+    nameless = dataclasses.replace(spec, hardware=HardwareConfig().name)
+    assert _name_notes(nameless, ("hardware=mine",))[0].startswith("hardware=mine: its file has no name, by which")
+    other = OtherShape(hardware="cpu_x2", shape=spec.shape, sections={})
+    both = dataclasses.replace(spec, others=(other,))
+    assert _name_notes(both, ("hardware=first:cpu_x1,cpu_x2",)) == []
+    (second,) = _name_notes(both, ("hardware=first:cpu_x1,mine",))
+    assert second.startswith("hardware=mine: its file has name: cpu_x2")
 
 
 def _planned(

@@ -429,3 +429,18 @@ def test_who_may_read_the_code_may_read_its_bytecode(tmp_path: Path, mode: int, 
     assert path.read_bytes() == b"code"
     assert stat.S_IMODE(path.stat().st_mode) == kept
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o751
+
+
+def test_what_others_planted_under_a_private_name_is_refused_and_nobody_waits_for_a_pipe(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.write_text("left by a killed process")
+    descriptor = files.open_own(own)
+    assert os.fstat(descriptor).st_size == 0
+    assert not os.get_inheritable(descriptor)
+    os.close(descriptor)
+    os.link(own, tmp_path / "linked")
+    (tmp_path / "symbolic").symlink_to(own)
+    os.mkfifo(tmp_path / "pipe")
+    for name, error in (("linked", errno.EEXIST), ("symbolic", errno.ELOOP), ("pipe", errno.ENXIO)):
+        with pytest.raises(OSError, match=rf"\[Errno {error}\]"):
+            files.open_own(tmp_path / name)
