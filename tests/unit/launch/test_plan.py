@@ -335,3 +335,22 @@ def test_a_site_that_charges_whole_nodes_is_told_of_before_slurm_is_asked() -> N
     assert "Use hardware.gpus_per_node=4, or run several in one job" in note
     assert notes("hardware=nersc/perlmutter_x4") == notes("hardware=nersc/perlmutter_x4", "hardware.num_nodes=2") == ()
     assert notes("hardware=csc/lumi_x1") == (), "a shared partition"
+
+
+def test_each_array_is_looked_at_for_whole_nodes_and_time_limits(tmp_path: Path) -> None:
+    """Of the first one there is nothing to say."""
+    words = ("hardware.partition=spare", "hardware.whole_node=true", "hardware.time_limit_min=60")
+    specs = [
+        *make_specs(1, *SLURM, "hardware.partition=other", "hardware.time_limit_min=60"),
+        *make_specs(1, *SLURM, *words, "hardware.cpus_per_task=32"),
+        *make_specs(1, *SLURM, *words, "hardware.cpus_per_task=8"),
+        *make_specs(1, *SLURM, "hardware.partition=spare", "hardware.time_limit_min=1", "cluster.signal_lead_s=30"),
+    ]
+    node = NodeGroup(partition="spare", num_nodes=9, cpus=64, memory_mb=1000, gpus={}, features=frozenset())
+    partitions = {name: Partition(name=name, preempt_mode="REQUEUE", grace_s=20) for name in ("other", "spare")}
+    limits = Limits(partitions=partitions, nodes=(node,), kill_wait_s=30)
+    known = Known(stop_s={specs[2].shape: 61.0})
+    notes = build_plan(make_grid(tmp_path, specs), known, limits=limits).notes
+    assert [note.partition("uses ")[2][:13] for note in notes if "alone" in note] == ["8 of 64 CPUs."]
+    assert len([note for note in notes if "leaves 0 s for training" in note]) == 1
+    assert len([note for note in notes if "a stop takes 61" in note]) == 1

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.record.journal import Attempt
+from hpc_trainer.record.ledger import append_spent, read_allocations, spent_so_far
 from hpc_trainer.record.run_figures import (
+    ask_ledgers,
     gpu_hours,
     newest_metrics,
     outcome_metrics,
@@ -153,3 +155,29 @@ def test_the_loss_of_a_step_is_the_outcome_of_a_program_alone(sweep: SweepOnDisk
     assert outcome_metrics(run, metrics) == {"score": 3.0}
     program = dataclasses.replace(run, spec=dataclasses.replace(run.spec, num_steps=0))
     assert outcome_metrics(program, metrics) == metrics
+
+
+def test_the_accounting_is_asked_once_about_an_allocation_and_its_answer_is_kept(
+    sweep: SweepOnDisk, fake_slurm: FakeSlurm
+) -> None:
+    sweep.start(resumed=0, age_s=1000.0)
+    sweep.end(state=S.PREEMPTED, cause="preempted", age_s=900.0)
+    status = read_status(sweep.paths)
+    assert ask_ledgers(status, status.runs, []) == {}, "without a ledger nobody is asked"
+    append_spent(sweep.run(), 0, 9, spent_so_far([("step", 80.0)], steps_done=9))
+    notes: list[str] = []
+    fake_slurm.print("sacct", "", code=1, error="sacct: error: Unable to contact slurmdbd")
+    (ledger,) = ask_ledgers(status, status.runs, notes).values()
+    assert not ledger.is_by_slurm
+    (note,) = notes
+    assert note.startswith("sacct did not answer (")
+    start = int(status.runs[0].attempts[0].start_time) - 5
+    head = "JobID|Start|End|ElapsedRaw|State|\n"
+    fake_slurm.print("sacct", f"{head}500_0|{start}|{start + 110}|110|PREEMPTED|\n7_0|{start}|{start + 1}|1|FAILED|\n")
+    (ledger,) = ask_ledgers(status, status.runs, notes).values()
+    assert (ledger.is_by_slurm, ledger.elapsed_s) == (True, 110.0)
+    assert [each.job_id for each in read_allocations(sweep.run())] == ["500_0"]
+    fake_slurm.forget_calls()
+    assert ask_ledgers(status, status.runs, notes)[sweep.specs[0].run_id].elapsed_s == 110.0
+    assert fake_slurm.calls() == []
+    assert len(notes) == 1

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -129,6 +130,41 @@ def test_a_spec_of_another_version_costs_its_own_run(paths: SweepPaths) -> None:
     paths.specs_copy.write_bytes(paths.specs.read_bytes())
     with pytest.raises(RunStateError, match="another version"):
         read_spec(paths, spec.run_id)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"run_id": "a/b"}, {"run_id": 7}, {"digest": 7}, {"axes": ["seed"]}, {"axes": {"seed": 0}}, {"overrides": [7]},
+        {"overrides": None}, {"shape.num_nodes": 0}, {"shape.tasks_per_node": -1}, {"shape.cpus_per_task": 0},
+        {"shape.time_limit_min": 0}, {"shape.ranks_per_task": 0}, {"shape.ranks_per_task": "1"},
+        {"shape.gpus_per_node": -1}, {"config.train.num_steps": -1}, {"config.train.num_steps": "9"},
+        {"config.train.main": 7}, {"config.hardware.name": ""}, {"config.hardware.name": None},
+        {"config.cluster.executor": None}, {"config.cluster.setup": "x"}, {"config.cluster.python": 3},
+        {"config.local.max_parallel": "1"}, {"config.paths.group_readable": "no"}, {"others": [{"hardware": "x"}]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_line_without_a_checksum_must_have_values_that_a_submit_writes(
+    paths: SweepPaths, changes: dict[str, Any]
+) -> None:
+    (spec,) = make_specs(1)
+    append_specs(paths, [spec])
+    record = json.loads(paths.specs.read_text())
+    del record["crc"]
+    paths.specs.write_text(json.dumps(record) + "\n")
+    assert read_specs(paths) == {spec.run_id: spec}, "lines of earlier versions have none"
+    for key, value in changes.items():
+        *sections, name = key.split(".")
+        owner = record
+        for section in sections:
+            owner = owner[section]
+        owner[name] = value
+    paths.specs.write_text(json.dumps(record) + "\n")
+    faults = Faults()
+    assert read_specs(paths, faults) == {}
+    assert len(faults) == 1
+    assert "it is of another version, or damaged" in faults[0]
 
 
 def test_a_spec_written_before_gpu_request_existed_is_read(paths: SweepPaths) -> None:
