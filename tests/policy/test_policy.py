@@ -17,6 +17,7 @@ import pytest
 import typer
 
 from hpc_trainer.cli.main import app
+from tests import mutants
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "hpc_trainer"
@@ -392,3 +393,19 @@ def test_tests_never_see_the_slurm_of_the_machine(tmp_path: Path) -> None:
         assert done.returncode == code, done.stdout + done.stderr
     assert "Tests have called the machine's Slurm:\nsbatch --version" in done.stdout
     assert calls.read_text() == "sbatch --version\n"
+
+
+def test_each_file_that_make_mutants_draws_from_has_nearest_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one, each error in the file counts as undetected."""
+    monkeypatch.chdir(ROOT)
+    places = [Path("hpc_trainer", name) for name in mutants.FOLDERS]
+    files = [path for place in places for path in ([place] if place.is_file() else sorted(place.rglob("*.py")))]
+    with_functions = [
+        path for path in files if any(isinstance(each, ast.FunctionDef) for each in ast.walk(_tree(path)))
+    ]
+    assert len(with_functions) > 70
+    assert [str(path) for path in with_functions if not mutants.nearest_tests(path)] == []
+    named = {f"tests/unit/{name}" for names in mutants.NEAREST.values() for name in names}
+    assert [name for name in sorted(named) if not Path(name).is_file()] == []
+    modules = (Path("hpc_trainer", name) for name in mutants.NEAREST)
+    assert [str(module) for module in modules if not (module.is_dir() or module.with_suffix(".py").is_file())] == []

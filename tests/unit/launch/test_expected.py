@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hpc_trainer.cli.show_plan import expected_json, print_expected
-from hpc_trainer.launch.expected import Expected, find_expected
+from hpc_trainer.launch.expected import Expected, _size, _time, find_expected
 from hpc_trainer.launch.freeze import freeze_grid
 from hpc_trainer.launch.grids import plan_grid
 from hpc_trainer.launch.memory import Need
@@ -121,6 +121,29 @@ def test_links_between_nodes_must_be_measured_between_nodes(runs: Path) -> None:
     assert found.reduce_s == pytest.approx(1e-5 + 2 * 3 / 4 * found.reduce_bytes / 1e6)  # four ranks are planned
     one = _expected(*GPT, "hardware=gpu_x2").lines[0]
     assert one.startswith("the links within a node were not measured")
+
+
+@pytest.mark.parametrize(("words", "writers"), [((), 1), (("parallel=fsdp",), 2)])
+def test_a_divided_checkpoint_is_written_by_all_nodes(runs: Path, words: tuple[str, ...], writers: int) -> None:
+    write_measured("fakecluster", "gpu_x2", {**MEASURED, **TWO_NODES})
+    found = _expected(*GPT, "hardware=gpu_x2", "hardware.num_nodes=2", *words)
+    assert found.save_bytes is not None
+    assert found.save_s == pytest.approx(found.save_bytes / (2e6 * writers))
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (1e6, "1 MB"), (2.5e9, "2.5 GB"), (1e12, "1 TB"), (1e15, "1e+03 TB")],
+)
+def test_sizes_in_words(num_bytes: float, text: str) -> None:
+    assert _size(num_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.001, "1 ms"), (0.9994, "999 ms"), (1, "1 s"), (59.9, "59.9 s"), (60, "1 min")]
+)
+def test_times_in_words(seconds: float, text: str) -> None:
+    assert _time(seconds) == text
 
 
 def test_faults_of_the_measurement_are_repeated(runs: Path) -> None:

@@ -6,15 +6,16 @@ import json
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from hpc_trainer.cli.show_plan import fit_json, print_fit
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.launch.fit import Fit, duration, find_fit
+from hpc_trainer.launch.fit import Fit, _share, duration, find_fit, moment
 from hpc_trainer.launch.freeze import freeze_grid
 from hpc_trainer.launch.grids import plan_grid
-from hpc_trainer.record.ledger import append_spent, spent_so_far
+from hpc_trainer.record.ledger import Kind, Spent, append_spent, spent_so_far
 from hpc_trainer.record.spec import RunSpec
 from hpc_trainer.slurm.queue import read_starts
 from tests.unit.launch.grids import submit
@@ -176,7 +177,79 @@ def test_without_slurm_it_is_refused(runs: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(40, "40 s"), (720, "12 min"), (18_720, "5 h 12 min"), (273_600, "3 d 4 h"), (59.6, "60 s")]
-)
+    ("seconds", "text"),
+    [
+        (40, "40 s"), (720, "12 min"), (18_720, "5 h 12 min"), (273_600, "3 d 4 h"), (59.6, "60 s"), (60, "1 min"),
+        (3_569, "59 min"), (3_571, "1 h 0 min"), (86_340, "23 h 59 min"), (86_400, "1 d 0 h"), (90_000, "1 d 1 h"),
+    ],
+)  # fmt: skip
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_a_moment_is_told_with_its_day_unless_that_is_today(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.mktime((2026, 11, 27, 12, 0, 0, 0, 0, -1))
+    fixed = SimpleNamespace(
+        time=lambda: now, strftime=time.strftime, localtime=lambda seconds=now: time.localtime(seconds)
+    )
+    monkeypatch.setattr("hpc_trainer.launch.fit.time", fixed)
+    assert [moment(each) for each in (None, now - 60, now + 1, now + 60, now + 86_400, now + 31 * 86_400)] == [
+        "-", "now", "now", "at 12:01", "on 2026-11-28 at 12:00", "on 2026-12-28 at 12:00",
+    ]  # fmt: skip
+
+
+def test_of_two_that_end_at_once_the_one_with_fewer_gpu_hours_is_best(runs: Path, fake_slurm: FakeSlurm) -> None:
+    _starts(fake_slurm, one=600, two=600)
+    for name, shape in (("one", "gpu_x1"), ("two", "gpu_x2")):
+        _measured(runs, name, _spec(f"hardware={shape}"), step_s=1.0)
+    fit = _fit(runs, "hardware=gpu_x2,gpu_x1", "sweep_name=new")
+    assert [candidate.hardware for candidate in fit.candidates] == ["gpu_x1", "gpu_x2"]
+    assert fit.why.endswith(", as soon as gpu_x2, and takes fewer GPU-hours.")
+
+
+def test_the_speed_of_several_runs_is_their_median(runs: Path, fake_slurm: FakeSlurm) -> None:
+    _starts(fake_slurm, one=0)
+    for number, (step_s, save_s) in enumerate(((1.0, None), (2.0, 3.0), (9.0, 5.0))):
+        spec = _spec("hardware=gpu_x1", f"seed={number}")
+        _measured(runs, f"s{number}", spec, step_s=step_s, start_s=10.0 * step_s, save_s=save_s)
+    speed = _fit(runs, "hardware=gpu_x1", "sweep_name=new").candidates[0].speed
+    assert speed is not None
+    assert (speed.step_s, speed.start_s, speed.save_s) == (pytest.approx(2.0), pytest.approx(20.0), 4.0)
+    assert {name.partition("/")[0] for name in speed.runs} == {"s0", "s1", "s2"}
+
+
+def test_a_run_without_a_ledger_is_as_fast_as_its_heartbeat_says(runs: Path, fake_slurm: FakeSlurm) -> None:
+    _starts(fake_slurm, one=0)
+    sweep = SweepOnDisk(runs / "one", [_spec("hardware=gpu_x1")])
+    sweep.submit()
+    sweep.start()
+    sweep.beat(step=100)  # two steps a second
+    few = spent_so_far([("step", 4 * 7.0)], steps_done=4)
+    append_spent(sweep.run(), 0, 4, few)  # fewer steps than tell a speed
+    (only,) = _fit(runs, "hardware=gpu_x1", "sweep_name=new").candidates
+    assert only.speed is not None
+    assert (only.speed.step_s, only.speed.start_s) == (0.5, None)
+    append_spent(sweep.run(), 1, 5, spent_so_far([("step", 5 * 7.0)], steps_done=5))
+    (only,) = _fit(runs, "hardware=gpu_x1", "sweep_name=new").candidates
+    assert only.speed is not None
+    assert only.speed.step_s == pytest.approx(7.0)
+
+
+def test_an_event_that_comes_every_few_steps_is_shared_among_them() -> None:
+    """A short run has one too, at its end."""
+    spent = Spent(attempt=0, time=0.0, step=100, steps_done=100, seconds={"evaluation": 6.0})
+    shares = [_share(spent, Kind.evaluation, every) for every in (None, 0, 50, 40, 100, 300)]
+    assert shares == [0.0, 0.0, 6 / 2 / 50, 6 / 3 / 40, 6 / 100, 6 / 300]
+    assert _share(spent, Kind.save_stall, 50) == 0.0
+
+
+def test_a_run_of_unknown_speed_hides_the_end_of_its_shape(runs: Path, fake_slurm: FakeSlurm) -> None:
+    """The longest run decides, and nobody knows that it is not this one."""
+    _starts(fake_slurm, one=0)
+    _measured(runs, "one", _spec("hardware=gpu_x1", "model=mlp"), step_s=5.0)
+    for models in ("mlp,cnn", "cnn,mlp"):
+        (only,) = _fit(runs, "hardware=gpu_x1", f"model={models}", "sweep_name=new").candidates
+        assert (only.num_runs, only.speed, only.end) == (2, None, None)
+        assert only.run_id.startswith("cnn")
+    (only,) = _fit(runs, "hardware=gpu_x1", "model=mlp", "train.num_steps=100,1000", "sweep_name=new").candidates
+    assert (only.num_runs, only.steps) == (2, 1000)

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.config.schema.cluster import Executor
-from hpc_trainer.errors import ConfigError
+from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.launch import grids as grids_module
 from hpc_trainer.launch.grids import plan_grid, retry, submit_grid, with_canaries
 from hpc_trainer.launch.plan import SweepPlan
 from hpc_trainer.record.files import write_atomic
 from hpc_trainer.record.layout import SweepPaths
 from hpc_trainer.record.spec import RunSpec
-from hpc_trainer.record.states import CANCEL, RunState
+from hpc_trainer.record.states import CANCEL, DONE, RunState
 from hpc_trainer.record.status import read_status
 from hpc_trainer.record.submissions import read_submissions
 from tests.unit.launch.grids import make_grid, make_plan, submit
@@ -116,6 +116,32 @@ def test_a_retry_of_a_sweep_takes_no_cancel_back_that_comes_meanwhile(paths: Swe
     assert retry(paths, [spec.run_id]).num_submitted == 1
 
 
+def _folders(paths: SweepPaths, run_id: str) -> list[str]:
+    return sorted(path.name for path in paths.folder.iterdir() if path.name.startswith(run_id))
+
+
+def test_a_fresh_submit_begins_complete_runs_anew_and_keeps_their_old_folders(
+    paths: SweepPaths, fake_slurm: FakeSlurm
+) -> None:
+    specs = make_specs(2, "cluster=slurm")
+    grid = make_grid(paths.folder, specs)
+    submit(grid)
+    with pytest.raises(RunStateError, match=f"{specs[0].run_id} is PENDING. Cancel it first: hpc-trainer cancel"):
+        submit_grid(grid, fresh=True)
+    fake_slurm.clear_queue()
+    for spec in specs:
+        paths.run(spec.run_id).folder.mkdir(mode=0o700)
+        paths.run(spec.run_id).marker(DONE).touch()
+    assert submit_grid(grid).num_submitted == 0
+    assert plan_grid(grid, fresh=True).num_to_submit == 2
+    done = submit_grid(grid, fresh=True)
+    assert (done.num_submitted, done.num_already) == (2, 0)
+    for spec in specs:
+        (old,) = _folders(paths, spec.run_id)
+        assert old.startswith(f"{spec.run_id}.old-")
+        assert (paths.folder / old / DONE).exists()
+
+
 @pytest.mark.parametrize("is_cancelled", [False, True])
 def test_the_batch_script_looks_for_the_marker_before_it_requeues(
     is_cancelled: bool, paths: SweepPaths, fake_slurm: FakeSlurm, tmp_path: Path
@@ -169,6 +195,19 @@ def test_runs_that_have_a_job_are_canaries_before_new_ones(tmp_path: Path, state
     plan = make_plan(tmp_path, specs, {ids[0]: state})
     assert _canaries(plan, 1) == [((ids[1], ids[2], ids[3]), 3, (ids[0],))]
     assert _canaries(plan, 2) == [((ids[1],), 1, ()), ((ids[2], ids[3]), 2, (ids[0], ids[1]))]
+
+
+def test_runs_of_another_shape_are_no_canaries(tmp_path: Path) -> None:
+    small, large = make_specs(2, *SLURM), make_specs(2, *SLURM, "hardware=gpu_x16")
+    s, g = [spec.run_id for spec in small], [spec.run_id for spec in large]
+    for state in (RunState.RUNNING, RunState.COMPLETED):
+        plan = make_plan(tmp_path, [*small, *large], {g[0]: state})
+        arrays = _canaries(plan, 1)
+        assert arrays[0] == ((s[0],), 1, ())
+        assert ((s[1],), 1, (s[0],)) in arrays
+        assert ((g[1],), 1, (g[0],) if state is RunState.RUNNING else ()) in arrays
+    failed = make_plan(tmp_path, small, {s[0]: RunState.FAILED})
+    assert _canaries(failed, 1) == [((s[1],), 1, ())], "a run that has failed proves nothing"
 
 
 def test_a_shape_that_has_a_complete_run_needs_no_canary(tmp_path: Path) -> None:

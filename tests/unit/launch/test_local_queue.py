@@ -190,3 +190,16 @@ def test_of_a_run_that_is_done_nothing_is_told(tmp_path: Path) -> None:
     sweep = _sweep(tmp_path, 1)
     sweep.done()
     assert _died(sweep, said="nothing to do\n") == []
+
+
+@pytest.mark.parametrize(
+    ("named", "gpus"),
+    [(None, [0, 1, 2]), ("", [0, 1, 2]), ("4,7", [4, 7]), ("5", [5]), ("GPU-1a,4", [0, 1, 2]), ("GPU-1a", [0, 1, 2])],
+)
+def test_a_queue_uses_the_gpus_that_are_named_by_number_or_else_the_first_ones(
+    monkeypatch: pytest.MonkeyPatch, named: str | None, gpus: list[int]
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if named is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    assert local_queue.visible_gpus(3) == gpus

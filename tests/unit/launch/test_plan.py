@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -9,8 +10,10 @@ from types import MappingProxyType
 import pytest
 
 from hpc_trainer.config.rules.cluster_rules import site_notes
+from hpc_trainer.config.schema.cluster import BudgetConfig, HardwareConfig
 from hpc_trainer.launch.known import Known, timeless
 from hpc_trainer.launch.plan import SweepPlan, build_plan, clear_exit_codes, specs_to_write
+from hpc_trainer.record.spec import OtherShape, RunSpec
 from hpc_trainer.record.states import RunState
 from hpc_trainer.slurm.limits import Limits, NodeGroup, Partition
 from tests.composed import composed
@@ -145,6 +148,77 @@ def test_a_webhook_whose_variable_the_jobs_will_not_have_is_noted(
     assert "cluster.environment.inherit=false" in kept_out
 
 
+def _budget_problems(states: tuple[RunState, ...] = (), **budget: float) -> list[str]:
+    """Problems of three runs that take two GPU-hours each."""
+    specs = make_specs(3, *SLURM, "hardware=gpu_x2", hardware__time_limit_min=60)
+    grid = dataclasses.replace(make_grid(Path("/runs/sweep"), specs), budget=BudgetConfig(**budget))  # type: ignore[arg-type]
+    known = Known(states={spec.run_id: state for spec, state in zip(specs, states, strict=False)})
+    return [problem for problem in build_plan(grid, known).problems if problem.startswith("budget.")]
+
+
+def test_a_budget_is_exceeded_above_its_limit_by_what_works_and_what_is_new() -> None:
+    assert _budget_problems(max_jobs=3, max_gpu_hours=6.0) == []
+    jobs = "budget.max_jobs=2: this grid would have 3 jobs in the queue. Raise it, or take fewer points."
+    hours = (
+        "budget.max_gpu_hours=5.9: this grid may take up to 6 GPU-hours (each run's time limit once). Raise it, "
+        "shorten hardware.time_limit_min, or take fewer points."
+    )
+    assert _budget_problems(max_jobs=2) == [jobs]
+    assert _budget_problems(max_gpu_hours=5.9) == [hours]
+    assert _budget_problems(max_jobs=2, max_gpu_hours=5.9) == [jobs, hours]
+    assert _budget_problems((RunState.RUNNING,), max_jobs=2) == [jobs], "it has a job already"
+    assert _budget_problems((RunState.COMPLETED,), max_jobs=2, max_gpu_hours=4.0) == []
+    nothing_new = (RunState.RUNNING, RunState.RUNNING, RunState.RUNNING)
+    assert _budget_problems(nothing_new, max_jobs=1, max_gpu_hours=1.0) == []
+
+
+def test_folders_that_keep_the_group_out_are_named_with_the_commands_that_open_them(tmp_path: Path) -> None:
+    closed = tmp_path / "closed here"
+    folder = closed / "sweep"
+    folder.mkdir(parents=True)
+    specs = make_specs(1, *SLURM)
+
+    def notes(is_readable: bool = True) -> list[str]:
+        grid = dataclasses.replace(make_grid(folder, specs), group_readable=is_readable)
+        return [note for note in build_plan(grid).notes if str(closed) in note]
+
+    for above, own, commands in (
+        (0o700, 0o700, ("g+x", "-R")), (0o710, 0o700, ("-R",)), (0o701, 0o700, ("-R",)), (0o700, 0o740, ("g+x",)),
+        (0o711, 0o750, ()),
+    ):  # fmt: skip
+        folder.chmod(own)
+        closed.chmod(above)
+        text = " ".join(notes())
+        assert (f"chmod -R g+rX '{folder}'" in text) is ("-R" in commands), (above, own)
+        assert (f"'{closed}'" in text.partition("chmod -R")[0]) is ("g+x" in commands), (above, own)
+        assert bool(text) is bool(commands)
+        assert notes(is_readable=False) == []
+
+
+def _name_notes(spec: RunSpec, overrides: tuple[str, ...], **axes: str) -> list[str]:
+    spec = dataclasses.replace(spec, overrides=overrides, axes=axes)
+    return [note for note in make_plan(Path("/runs/sweep"), [spec]).notes if note.startswith("hardware=")]
+
+
+def test_a_profile_whose_file_has_another_name_is_noted() -> None:
+    (spec,) = make_specs(1, *SLURM)
+    (note,) = _name_notes(spec, ("hardware=mine",))
+    assert note == (
+        "hardware=mine: its file has name: cpu_x1, by which plans, results and measured figures know it. Write "
+        "name: mine into mine.yaml."
+    )
+    assert _name_notes(spec, (), hardware="mine") == [note], "an axis"
+    assert _name_notes(spec, ("hardware=cpu_x1",)) == _name_notes(spec, ("seed=3",)) == []
+    assert _name_notes(spec, ("hardware=mine", "hardware.name=cpu_x1")) == [], "the person says so"
+    nameless = dataclasses.replace(spec, hardware=HardwareConfig().name)
+    assert _name_notes(nameless, ("hardware=mine",))[0].startswith("hardware=mine: its file has no name, by which")
+    other = OtherShape(hardware="cpu_x2", shape=spec.shape, sections={})
+    both = dataclasses.replace(spec, others=(other,))
+    assert _name_notes(both, ("hardware=first:cpu_x1,cpu_x2",)) == []
+    (second,) = _name_notes(both, ("hardware=first:cpu_x1,mine",))
+    assert second.startswith("hardware=mine: its file has name: cpu_x2")
+
+
 def _planned(
     *, stop_s: float, mode: str = "REQUEUE", grace_s: int = 20, taken: frozenset[int] = frozenset()
 ) -> SweepPlan:
@@ -261,3 +335,22 @@ def test_a_site_that_charges_whole_nodes_is_told_of_before_slurm_is_asked() -> N
     assert "Use hardware.gpus_per_node=4, or run several in one job" in note
     assert notes("hardware=nersc/perlmutter_x4") == notes("hardware=nersc/perlmutter_x4", "hardware.num_nodes=2") == ()
     assert notes("hardware=csc/lumi_x1") == (), "a shared partition"
+
+
+def test_each_array_is_looked_at_for_whole_nodes_and_time_limits(tmp_path: Path) -> None:
+    """Of the first one there is nothing to say."""
+    words = ("hardware.partition=spare", "hardware.whole_node=true", "hardware.time_limit_min=60")
+    specs = [
+        *make_specs(1, *SLURM, "hardware.partition=other", "hardware.time_limit_min=60"),
+        *make_specs(1, *SLURM, *words, "hardware.cpus_per_task=32"),
+        *make_specs(1, *SLURM, *words, "hardware.cpus_per_task=8"),
+        *make_specs(1, *SLURM, "hardware.partition=spare", "hardware.time_limit_min=1", "cluster.signal_lead_s=30"),
+    ]
+    node = NodeGroup(partition="spare", num_nodes=9, cpus=64, memory_mb=1000, gpus={}, features=frozenset())
+    partitions = {name: Partition(name=name, preempt_mode="REQUEUE", grace_s=20) for name in ("other", "spare")}
+    limits = Limits(partitions=partitions, nodes=(node,), kill_wait_s=30)
+    known = Known(stop_s={specs[2].shape: 61.0})
+    notes = build_plan(make_grid(tmp_path, specs), known, limits=limits).notes
+    assert [note.partition("uses ")[2][:13] for note in notes if "alone" in note] == ["8 of 64 CPUs."]
+    assert len([note for note in notes if "leaves 0 s for training" in note]) == 1
+    assert len([note for note in notes if "a stop takes 61" in note]) == 1

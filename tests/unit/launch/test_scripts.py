@@ -261,3 +261,11 @@ def test_the_page_of_environments_shows_lines_of_golden_scripts() -> None:
         # Every script has what "..." stands for: our options of srun, and the arguments of Python.
         pattern = re.compile(".*".join(re.escape(part) for part in shown.split("...")))
         assert any(pattern.match(line) for line in golden), shown
+
+
+def test_a_whole_node_is_asked_for_by_a_flag_without_a_value(tmp_path: Path) -> None:
+    def script(is_whole: bool) -> list[str]:
+        plan = make_plan(tmp_path, [make_spec("cluster=slurm", hardware__whole_node=is_whole)])
+        return array_script_of(plan, plan.arrays[0]).splitlines()
+
+    assert {line for line in script(True) if line not in script(False)} == {"#SBATCH --exclusive", "#SBATCH --mem=0"}

@@ -119,6 +119,24 @@ def test_a_limit_that_nobody_told_is_found_by_halves(folder: Path, fake_slurm: F
     assert any("no room for more jobs: QOSMaxSubmitJobPerUserLimit" in note for note in done.notes)
 
 
+@pytest.mark.parametrize(("most", "slots"), [(2, 2), (1, 1), (0, 0)])
+def test_a_pool_has_as_many_slots_as_a_limit_that_nobody_told_allows(
+    folder: Path, fake_slurm: FakeSlurm, most: int, slots: int
+) -> None:
+    sbatch = fake_slurm.bin / "sbatch"
+    refuse = (
+        'for script; do :; done\nlast=$(sed -n "s/^#SBATCH --array=0-\\([0-9]*\\)%.*/\\1/p" "$script")\n'
+        f'if [ -n "$last" ] && [ "$last" -ge {most} ]; then\n'
+        '  echo "sbatch: error: QOSMaxSubmitJobPerUserLimit" >&2; exit 1\nfi\n'
+    )
+    sbatch.write_text(sbatch.read_text().replace("number=$((", refuse + "number=$((", 1))
+    grid = make_grid(folder, make_specs(8, "cluster=slurm", pool__jobs=4))
+    done = submit_grid(grid).outcome
+    assert [array.slots for array in done.arrays] == ([slots] if slots else []), "4 → 2 → 1"
+    assert len(done.waiting) == (0 if slots else 8), "slots take all of the runs"
+    assert any("no room for more jobs: QOSMaxSubmitJobPerUserLimit" in note for note in done.notes)
+
+
 def test_a_refused_top_up_job_loses_nothing(folder: Path, limited: FakeSlurm) -> None:
     sbatch = limited.bin / "sbatch"
     words = "sbatch: error: Invalid job: this partition takes GPU jobs only"

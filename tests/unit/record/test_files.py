@@ -14,6 +14,7 @@ import struct
 import subprocess
 import sys
 import time
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 import pytest
@@ -414,3 +415,32 @@ def test_a_marker_in_a_folder_that_cannot_be_reached_is_an_error(tmp_path: Path)
     os.mkfifo(tmp_path / "pipe")
     for name in ("folder", "pipe", "loop"):
         write_marker(tmp_path / name)  # whatever has the name, the marker exists
+
+
+@pytest.mark.parametrize(("mode", "kept"), [(0o666, 0o644), (0o777, 0o644), (0o640, 0o640), (0o600, 0o600)])
+def test_who_may_read_the_code_may_read_its_bytecode(tmp_path: Path, mode: int, kept: int) -> None:
+    tmp_path.chmod(0o751)
+    loader, path = SourceFileLoader("m", str(tmp_path / "m.py")), tmp_path / "__pycache__" / "m.pyc"
+    before = os.umask(0o077)
+    try:
+        files._keep_bytecode(loader, str(path), b"code", _mode=mode)
+    finally:
+        os.umask(before)
+    assert path.read_bytes() == b"code"
+    assert stat.S_IMODE(path.stat().st_mode) == kept
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o751
+
+
+def test_what_others_planted_under_a_private_name_is_refused_and_nobody_waits_for_a_pipe(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.write_text("left by a killed process")
+    descriptor = files.open_own(own)
+    assert os.fstat(descriptor).st_size == 0
+    assert not os.get_inheritable(descriptor)
+    os.close(descriptor)
+    os.link(own, tmp_path / "linked")
+    (tmp_path / "symbolic").symlink_to(own)
+    os.mkfifo(tmp_path / "pipe")
+    for name, error in (("linked", errno.EEXIST), ("symbolic", errno.ELOOP), ("pipe", errno.ENXIO)):
+        with pytest.raises(OSError, match=rf"\[Errno {error}\]"):
+            files.open_own(tmp_path / name)

@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.record.layout import RunPaths, SweepPaths, is_run_id, journals_in, sweep_folder
+from hpc_trainer.record.layout import (
+    RunPaths,
+    SweepPaths,
+    default_runs_dir,
+    is_run_id,
+    journals_in,
+    no_sweeps_words,
+    sweep_folder,
+    sweep_folders,
+)
 
 
 def test_where_a_runs_files_are(tmp_path: Path) -> None:
@@ -99,3 +108,61 @@ def test_any_sign_of_a_sweep_says_that_it_exists(tmp_path: Path) -> None:
 def test_whether_the_group_may_read(tmp_path: Path, mode: int, is_readable: bool) -> None:
     tmp_path.chmod(mode)
     assert SweepPaths(tmp_path).is_group_readable is is_readable
+
+
+def test_a_folder_without_sweeps_says_why_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HPC_TRAINER_RUNS", raising=False)
+    runs = tmp_path / "runs"
+    assert no_sweeps_words(runs) == f"{runs} holds no sweep: there is no such folder."
+    assert no_sweeps_words(runs, " of yours, and 2 of others") == f"{runs} holds no sweep of yours, and 2 of others."
+    runs.mkdir()
+    assert no_sweeps_words(runs) == f"{runs} holds no sweep: it is empty."
+    without = "without specs.jsonl, submissions.jsonl or sweep.json"
+    for number, named in enumerate(("a", "a, b", "a, b, c", "a, b, c and 1 more", "a, b, c and 2 more")):
+        (runs / "abcde"[number]).mkdir()
+        assert no_sweeps_words(runs) == f"{runs} holds no sweep: it has only {named}, {without}."
+    monkeypatch.setenv("HPC_TRAINER_RUNS", str(runs))
+    assert no_sweeps_words(runs).startswith(f"{runs} (HPC_TRAINER_RUNS) holds no sweep: ")
+    assert default_runs_dir() == runs
+    monkeypatch.setenv("HPC_TRAINER_RUNS", "elsewhere")
+    assert no_sweeps_words(runs).startswith(f"{runs} holds no sweep: ")
+    (runs / "specs.jsonl").touch()
+    assert no_sweeps_words(runs) == (
+        f"{runs} is a sweep itself, and not a folder of sweeps. Its name is runs: add --runs-dir {tmp_path}."
+    )
+    assert no_sweeps_words(runs / "specs.jsonl").endswith("holds no sweep: Not a directory.")
+    monkeypatch.delenv("HPC_TRAINER_RUNS")
+    assert default_runs_dir() == Path("runs")
+
+
+def test_folders_that_may_be_sweeps(tmp_path: Path) -> None:
+    assert sweep_folders(tmp_path / "none") == []
+    for name in ("a", "b", ".trash-c", "elsewhere"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "before").symlink_to("a")
+    (tmp_path / "link").symlink_to("/elsewhere/sweep")
+    assert sorted(path.name for path in sweep_folders(tmp_path)) == ["a", "b", "elsewhere", "link"]
+    (tmp_path / "specs.jsonl").touch()
+    (tmp_path / "b" / "sweep.json").touch()
+    assert [path.name for path in sweep_folders(tmp_path)] == ["b"], "the others are runs of this sweep"
+    assert sweep_folders(tmp_path / "specs.jsonl") == []
+
+
+def test_a_sweep_that_was_renamed_twenty_times_is_found_and_no_more(tmp_path: Path) -> None:
+    (tmp_path / "s0").mkdir()
+    for number in range(21):
+        (tmp_path / f"s{number + 1}").symlink_to(f"s{number}")
+    assert (sweep_folder(tmp_path, "s20").name, sweep_folder(tmp_path, "s21").name) == ("s0", "s1")
+
+
+def test_a_folder_with_files_of_others_alone_is_foreign(tmp_path: Path) -> None:
+    sweep = SweepPaths(tmp_path / "sweep")
+    assert not sweep.is_foreign
+    sweep.folder.mkdir()
+    assert not sweep.is_foreign, "it is empty"
+    (sweep.folder / ".hidden").touch()
+    assert not sweep.is_foreign
+    (sweep.folder / "thesis.tex").touch()
+    assert sweep.is_foreign
+    (sweep.folder / "submit.lock").touch()
+    assert not sweep.is_foreign

@@ -188,6 +188,7 @@ def test_a_start_that_never_came_to_a_rank_counts_and_another_job_of_that_id_doe
     assert ledger is not None
     assert [(each.attempt, each.elapsed_s) for each in ledger.attempts] == [(0, 110.0), (None, 20.0)]
     assert seconds(ledger, 1) == {"start_up": 20}
+    assert ledger.gpu_seconds == 130.0, "the start held its GPU alone"
 
 
 def test_a_job_that_came_back_within_a_minute_is_told_apart(paths: RunPaths) -> None:

@@ -11,8 +11,15 @@ from types import SimpleNamespace
 import pytest
 
 from hpc_trainer.record import metrics as metrics_log
-from hpc_trainer.record.metrics import MetricsLog, read_metrics
-from hpc_trainer.record.reading import read_lines
+from hpc_trainer.record.metrics import (
+    MetricsLog,
+    best_in,
+    newest_metrics_in,
+    read_metrics,
+    sampled_metrics,
+    scores_in,
+)
+from hpc_trainer.record.reading import Faults, read_lines
 
 
 def _steps(path: Path) -> list[int]:
@@ -148,3 +155,59 @@ def test_records_that_wait_and_are_done_again_are_not_written(tmp_path: Path, mo
     log.flush()
     found = [(each["step"], each["loss"]) for each in read_metrics(tmp_path / "metrics.jsonl")]
     assert found[-2:] == [(2, 1.0), (3, 9.0)]
+
+
+def _log(path: Path, count: int) -> Path:
+    path.write_text("".join(f'{{"step": {step}, "loss": {step}.5, "lr": 0.1}}\n' for step in range(count)))
+    return path
+
+
+@pytest.mark.parametrize(("count", "steps", "gap"), [(3, [0, 1, 2], 1), (4, [0, 2, 3], 2), (7, [0, 3, 6], 3)])
+def test_of_many_lines_some_at_equal_distances_and_the_last_are_read(
+    tmp_path: Path, count: int, steps: list[int], gap: int
+) -> None:
+    found, found_gap = sampled_metrics(_log(tmp_path / "metrics.jsonl", count), 3)
+    assert ([record["step"] for record in found], found_gap) == (steps, gap)
+
+
+def test_the_few_lines_of_another_kind_are_all_read(tmp_path: Path) -> None:
+    path = _log(tmp_path / "metrics.jsonl", 9)
+    with path.open("a") as file:
+        file.write('{"step": 9, "eval_loss": 1.0}\n{"step": "x", "loss": 1, "lr": 1}\n{"step": 10, "lo')
+    faults = Faults()
+    found, gap = sampled_metrics(path, 3, faults)
+    assert ([record["step"] for record in found], gap) == ([0, 4, 8, 9], 4)
+    assert [str(fault).partition(" cannot")[0] for fault in faults] == ["metrics.jsonl line 11"]
+
+
+def test_a_log_that_is_too_much_to_hold_is_read_line_by_line_and_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _log(tmp_path / "metrics.jsonl", 9)
+    monkeypatch.setattr(metrics_log, "_MOST_SAMPLED", path.stat().st_size)
+    assert sampled_metrics(path, 3)[1] == 3, "exactly as much as may be held"
+    monkeypatch.setattr(metrics_log, "_MOST_SAMPLED", path.stat().st_size - 1)
+    found, gap = sampled_metrics(path, 3)
+    assert ([record["step"] for record in found], gap) == (list(range(9)), 1)
+
+
+def test_the_best_value_of_a_metric_is_the_first_of_equal_ones_up_to_a_step(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    rows = [(1, "3.0", "1.0"), (2, "1.0", "5.0"), (3, "1.0", "5.0"), (4, '"NaN"', '"Infinity"'), (5, "0.5", "9.0")]
+    path.write_text("".join(f'{{"step": {step}, "loss": {loss}, "score": {score}}}\n' for step, loss, score in rows))
+    names = ["loss", "score", "none"]
+
+    def best(last: int) -> dict[str, tuple[float, int]]:
+        return best_in(path, names, lambda name: name == "loss", last=last)
+
+    with path.open("r+") as file:
+        lines = file.readlines()
+        file.seek(0)
+        file.writelines(
+            ['{"step": 0, "lr": 1}\n{"step": "x", "loss": -1.0}\n', *lines[:2], '{"step": 2, "loss": -9\n', *lines[2:]]
+        )
+    assert best(3) == {"loss": (1.0, 2), "score": (5.0, 2)}
+    assert best(5) == {"loss": (0.5, 5), "score": (float("inf"), 4)}
+    assert best(0) == best_in(path, [], lambda _: True, last=9) == {}
+    assert scores_in(path, "loss") == {1: 3.0, 2: 1.0, 3: 1.0, 4: pytest.approx(float("nan"), nan_ok=True), 5: 0.5}
+    assert [record["step"] for record in newest_metrics_in(path)] == [0, 1, 2, 3, 4, 5]

@@ -31,6 +31,7 @@ def test_this_process_lives() -> None:
     assert (host, int(pid)) == (socket.gethostname(), os.getpid())
     assert pid_of(name) == os.getpid()
     assert is_alive(name) is True
+    assert pid_of("fe80::1:77:12.50") == 77, "a host's name may hold colons"
 
 
 def test_a_process_that_ended_does_not_live_even_before_it_is_reaped() -> None:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.record.files import write_json
+from hpc_trainer.record.files import make_folder, write_json
+from hpc_trainer.record.holds import write_hold
 from hpc_trainer.record.processes import process_name
 from hpc_trainer.record.run_status import RunStatus
-from hpc_trainer.record.states import RunState
+from hpc_trainer.record.states import HOLD, RunState
 from hpc_trainer.record.status import read_status
 from tests.unit.record.builders import make_specs
 from tests.unit.record.sweeps import SweepOnDisk
@@ -127,6 +128,39 @@ def test_the_same_codes_of_a_run_that_had_begun_are_its_failure(
     sweep.start(resumed=0)
     fake_slurm.answer("sacct", f"500_0|FAILED|{code}|n7\n")
     assert _one(sweep).state is S.FAILED
+
+
+@pytest.mark.parametrize(
+    ("ended", "squeue", "sacct", "with_run_held", "with_sweep_held"),
+    [
+        (None, "500_0|PENDING||Priority|x\n", "", S.HELD, S.HELD),
+        (None, "500_0|RUNNING|n7|None|x\n", "", S.RUNNING, S.RUNNING),
+        (S.REQUEUED, "500_0|PENDING||BeginTime|x\n", "", S.HELD, S.HELD),
+        (S.PREEMPTED, "", "", S.HELD, S.PREEMPTED),
+        (S.FAILED, "", "500_0|FAILED|1:0|n7\n", S.FAILED, S.FAILED),
+        (None, "", "500_0|FAILED|9:0|n7\n", S.FAILED, S.FAILED),
+        (None, "", "500_0|NODE_FAIL|1:0|n7\n", S.HELD, S.NODE_FAIL),
+        # A job that began in spite of the hold has left without a word.
+        (None, "", "500_0|COMPLETED|0:0|n7\n", S.HELD, S.GONE),
+    ],
+)
+def test_a_hold_keeps_back_what_would_start_and_says_nothing_of_what_has_failed(
+    sweep: SweepOnDisk, fake_slurm: FakeSlurm, ended: RunState | None, squeue: str, sacct: str,
+    with_run_held: RunState, with_sweep_held: RunState,
+) -> None:  # fmt: skip
+    fake_slurm.answer("squeue", squeue)
+    fake_slurm.answer("sacct", sacct)
+    if ended is not None:
+        sweep.start(resumed=0)
+        sweep.end(state=ended, cause="a cause", step=7, saved_step=7)
+    write_hold(sweep.paths.hold, user="anna")
+    assert _one(sweep).state is with_sweep_held
+    sweep.paths.hold.unlink()
+    make_folder(sweep.paths.run(sweep.specs[0].run_id).folder)
+    write_hold(sweep.run().marker(HOLD), user="anna")
+    run = _one(sweep)
+    assert run.state is with_run_held
+    assert (run.cause or "").startswith("held by anna") is (with_run_held is S.HELD)
 
 
 @pytest.mark.parametrize("word", ["RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "PENDING"])

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,11 +19,15 @@ from hpc_trainer.record.spec import (
     append_specs,
     claim_spec,
     drawn_names,
+    find_axes,
+    join_shapes,
     leaves,
     lost_spec,
+    number_text,
     read_drawn,
     read_spec,
     read_specs,
+    typed_axes,
 )
 from hpc_trainer.slurm.shape import shape_of
 from tests.unit.record.builders import make_config, make_spec, make_specs
@@ -125,6 +130,41 @@ def test_a_spec_of_another_version_costs_its_own_run(paths: SweepPaths) -> None:
     paths.specs_copy.write_bytes(paths.specs.read_bytes())
     with pytest.raises(RunStateError, match="another version"):
         read_spec(paths, spec.run_id)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"run_id": "a/b"}, {"run_id": 7}, {"digest": 7}, {"axes": ["seed"]}, {"axes": {"seed": 0}}, {"overrides": [7]},
+        {"overrides": None}, {"shape.num_nodes": 0}, {"shape.tasks_per_node": -1}, {"shape.cpus_per_task": 0},
+        {"shape.time_limit_min": 0}, {"shape.ranks_per_task": 0}, {"shape.ranks_per_task": "1"},
+        {"shape.gpus_per_node": -1}, {"config.train.num_steps": -1}, {"config.train.num_steps": "9"},
+        {"config.train.main": 7}, {"config.hardware.name": ""}, {"config.hardware.name": None},
+        {"config.cluster.executor": None}, {"config.cluster.setup": "x"}, {"config.cluster.python": 3},
+        {"config.local.max_parallel": "1"}, {"config.paths.group_readable": "no"}, {"others": [{"hardware": "x"}]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_line_without_a_checksum_must_have_values_that_a_submit_writes(
+    paths: SweepPaths, changes: dict[str, Any]
+) -> None:
+    (spec,) = make_specs(1)
+    append_specs(paths, [spec])
+    record = json.loads(paths.specs.read_text())
+    del record["crc"]
+    paths.specs.write_text(json.dumps(record) + "\n")
+    assert read_specs(paths) == {spec.run_id: spec}, "lines of earlier versions have none"
+    for key, value in changes.items():
+        *sections, name = key.split(".")
+        owner = record
+        for section in sections:
+            owner = owner[section]
+        owner[name] = value
+    paths.specs.write_text(json.dumps(record) + "\n")
+    faults = Faults()
+    assert read_specs(paths, faults) == {}
+    assert len(faults) == 1
+    assert "it is of another version, or damaged" in faults[0]
 
 
 def test_a_spec_written_before_gpu_request_existed_is_read(paths: SweepPaths) -> None:
@@ -254,3 +294,41 @@ def test_the_leaves_of_a_configuration() -> None:
     tree = {"a": {"b": 1, "c": {}}, "d": [1], "e": {"f": {"g": None}}}
     assert list(leaves(tree)) == [("a.b", 1), ("a.c", {}), ("d", [1]), ("e.f.g", None)]
     assert list(leaves(tree, without={"e", "b"})) == [("a.b", 1), ("a.c", {}), ("d", [1])]
+
+
+@pytest.mark.parametrize(
+    ("pool", "per_gpu"),
+    [(None, 1), ({}, 1), ({"jobs": None, "per_gpu": 4}, 1), ({"jobs": 2}, 1), ({"jobs": 2, "per_gpu": 4}, 4)],
+)
+def test_runs_share_a_gpu_only_in_a_pool(pool: dict[str, int] | None, per_gpu: int) -> None:
+    spec = make_spec("cluster=slurm", "hardware=gpu_x2", hardware__time_limit_min=60)
+    spec.config["pool"] = pool
+    assert (spec.per_gpu, spec.gpu_hours) == (per_gpu, 2 / per_gpu)
+
+
+def test_equal_shapes_of_a_hardware_list_are_kept_once() -> None:
+    first, second = make_spec("hardware=cpu_x1", seed=0), make_spec("hardware=cpu_x2", seed=0)
+    joined = join_shapes([first, second, first, second])
+    assert joined.on(0) == first
+    (other,) = joined.others
+    assert (other.hardware, other.shape, set(other.sections)) == ("cpu_x2", second.shape, {"hardware", "train"})
+    assert joined.on(1) == dataclasses.replace(first, hardware="cpu_x2", shape=second.shape, config=second.config)
+    assert join_shapes([first]) == first
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1e10, "1e10"), (300_000.0, "300000"), (99_999.0, "99999.0"), (100_000.0, "100000"), (-1e6, "-1e6"),
+        (1_234_567.0, "1234567"), (0.001, "0.001"), (1e-5, "1e-05"), (1e16, "1e+16"), (1_000_000.5, "1000000.5"),
+    ],
+)  # fmt: skip
+def test_large_whole_numbers_are_shown_as_they_are_typed(value: float, text: str) -> None:
+    assert number_text(value) == text
+    assert float(text) == value
+
+
+def test_numbers_of_a_table_are_those_of_the_configuration() -> None:
+    spec = make_spec(axes={"optim.lr": "1e-3", "model": "mlp", "seed": "0"}, optim__lr=0.001)
+    row = find_axes([spec])[spec.run_id]
+    assert typed_axes(spec, row) == {"optim.lr": 0.001, "model": "mlp", "seed": 0}

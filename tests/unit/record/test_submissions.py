@@ -346,3 +346,66 @@ def test_what_names_files_is_checked(
     for value in wrong:
         with pytest.raises(ValueError, match=words):
             convert(value)
+
+
+def test_jobs_of_a_submission_have_ids_by_its_kind(paths: SweepPaths) -> None:
+    array = _intent(paths, "a", "b", "c")
+    assert (array.element_id(1), array.is_pool, array.num_elements) == (None, False, 3)
+    pool = write_intent(
+        paths, executor="slurm", hardware="x", run_ids=["a", "b", "c"], slots=1, per_node=2, per_gpu=2, source="search"
+    )  # fmt: skip
+    assert (pool.is_pool, pool.num_elements, pool.per_gpu) == (True, 1, 2)
+    successor = write_intent(paths, executor="slurm", hardware="x", run_ids=["a"], kind=SUCCESSOR)
+    local = _intent(paths, "a", executor="local")
+    for intent in (array, pool, successor, local):
+        write_confirmation(paths, intent, "vm:7" if intent is local else "7")
+    assert [each.element_id(0) for each in read_submissions(paths)] == ["7_0", "7_0", "7", "vm:7"]
+    assert local.per_gpu == 0, "each run has GPUs of its own"
+
+
+def test_a_ledger_says_what_waits_for_an_answer_and_whether_slots_draw_runs(paths: SweepPaths) -> None:
+    first, top_up = _intent(paths, "a"), write_intent(
+        paths, executor="slurm", hardware="x", run_ids=(), kind=TOP_UP
+    )  # fmt: skip
+    ledger = read_ledger(paths)
+    assert [each.uuid for each in ledger.unsettled] == [first.uuid, top_up.uuid]
+    assert not ledger.is_search
+    write_confirmation(paths, first, "7")
+    write_intent(paths, executor="slurm", hardware="x", run_ids=(), slots=1, source="search")
+    ledger = read_ledger(paths)
+    assert [each.uuid == first.uuid for each in ledger.unsettled] == [False, False]
+    assert ledger.is_search
+
+
+def test_a_claim_that_cannot_be_read_is_told_and_names_nobody(paths: SweepPaths) -> None:
+    run, race = paths.run("a"), "0" * 32
+    own = write_intent(paths, executor="slurm", hardware="x", run_ids=["a"], race=race)
+    run.folder.mkdir()
+    assert claimed_by(run, race) is None
+    for text in ("{", '{"uuid": 7}'):
+        run.claim(race).write_text(text)
+        faults = Faults()
+        assert claimed_by(run, race, faults) is claimed_by(run, race) is None
+        assert len(faults) == (text == "{")
+        with pytest.raises(RunStateError, match="exists but cannot be read, so the job that has a is unknown"):
+            claim_run(run, own)
+
+
+def test_a_copy_without_its_line_comes_before_what_was_written_later(paths: SweepPaths) -> None:
+    first, second, third = (_intent(paths, each) for each in "abc")
+    write_confirmation(paths, third, "9")
+    lines = paths.submissions.read_text().splitlines(keepends=True)
+    for lost in (0, 1):
+        paths.submissions.write_text("".join(line for number, line in enumerate(lines) if number != lost))
+        found = [each.uuid for each in read_submissions(paths)]
+        assert found == [first.uuid, second.uuid, third.uuid], lost
+
+
+@pytest.mark.parametrize("letter", ["0", "f"])
+def test_a_copy_under_the_name_of_another_submission_counts_for_nothing(paths: SweepPaths, letter: str) -> None:
+    intent = _intent(paths, "a")
+    paths.submissions.unlink()
+    paths.intent(intent.uuid).rename(paths.intent(letter * 32))
+    assert read_submissions(paths) == []
+    paths.intent(letter * 32).rename(paths.intent(intent.uuid))
+    assert [each.uuid for each in read_submissions(paths)] == [intent.uuid]

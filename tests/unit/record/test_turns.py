@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,10 +15,21 @@ import pytest
 from hpc_trainer.operate.why import explain
 from hpc_trainer.record.journal import Journal, failures_of_storage, newest_chain
 from hpc_trainer.record.processes import process_name
+from hpc_trainer.record.reading import Faults
 from hpc_trainer.record.states import POOL, RunState
 from hpc_trainer.record.status import read_status
-from hpc_trainer.record.submissions import Submission, write_confirmation, write_intent
-from hpc_trainer.record.turns import Holder, Turns, pool_job, read_turn, slot_folder, slot_name
+from hpc_trainer.record.submissions import Submission, read_submissions, write_confirmation, write_intent
+from hpc_trainer.record.turns import (
+    Holder,
+    Turns,
+    living_slots,
+    may_have_slots,
+    pool_is_alive,
+    pool_job,
+    read_turn,
+    slot_folder,
+    slot_name,
+)
 from tests.unit.record.builders import make_specs
 from tests.unit.record.sweeps import SweepOnDisk
 from tests.unit.slurm.fake_slurm import FakeSlurm
@@ -131,6 +143,111 @@ def test_an_end_that_another_slot_recorded_is_seen_once_its_line_is_whole(sweep:
     assert ours.end_of(run_id) is None, "the next turn is not over"
 
 
+def test_each_end_is_read_once_however_often_a_slot_looks(sweep: SweepOnDisk) -> None:
+    pool = _pool(sweep, "vm:1:1.0", "local")
+    ours, theirs = _turns(sweep, _holder(pool, 0)), _turns(sweep, _holder(pool, 1))
+    for number, seconds in enumerate((4.0, 1.0, 3.0)):
+        turn = theirs.take(sweep.specs[number].run_id)
+        assert turn is not None
+        theirs.end(turn, RunState.COMPLETED, seconds=seconds)
+        ours.look()
+        ours.look()
+        assert len(ours.ends) == number + 1
+    assert ours.faults == []
+    assert list(ours.all_ends([slot_name(pool.uuid, 1)])) == [], "they were read"
+    assert [end.seconds for end in Turns(sweep.paths).all_ends([slot_name(pool.uuid, 1)])] == [4.0, 1.0, 3.0]
+
+
+def test_the_median_is_that_of_runs_that_were_completed_in_their_first_turn(sweep: SweepOnDisk) -> None:
+    turns = _turns(sweep, _holder(_pool(sweep, "vm:1:1.0", "local")))
+    medians = []
+    for number, (state, seconds) in enumerate(
+        ((RunState.COMPLETED, 8.0), (RunState.COMPLETED, 2.0), (RunState.FAILED, 50.0), (RunState.COMPLETED, 3.0))
+    ):
+        turn = turns.take(sweep.specs[number].run_id)
+        assert turn is not None
+        turns.end(turn, state, seconds=seconds)
+        medians.append(turns.median_s)
+    again = turns.take(sweep.specs[2].run_id)
+    assert again is not None
+    assert again.number == 1
+    turns.end(again, RunState.COMPLETED, seconds=60.0)
+    assert [*medians, turns.median_s] == [8.0, 5.0, 5.0, 3.0, 3.0], "a second turn does the rest alone"
+    assert _turns(sweep, None).median_s == 3.0
+
+
+def test_an_older_turn_that_is_read_later_does_not_replace_the_end_of_a_newer_one(sweep: SweepOnDisk) -> None:
+    pool = _pool(sweep, "vm:1:1.0", "local")
+    slots = [_turns(sweep, _holder(pool, element)) for element in (1, 0)]  # slot 0 is read first and had turn 1
+    run_id = sweep.specs[0].run_id
+    for slot, state in zip(slots, (RunState.PREEMPTED, RunState.FAILED), strict=True):
+        slot.look()
+        turn = slot.take(run_id)
+        assert turn is not None
+        assert slot.has_own
+        slot.end(turn, state, seconds=1.0)
+        assert not slot.has_own
+    end = _turns(sweep, None).end_of(run_id)
+    assert end is not None
+    assert (end.turn, end.state, end.is_final) == (1, RunState.FAILED, True)
+
+
+def test_a_turn_takes_the_time_since_its_claim(sweep: SweepOnDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns, now = _turns(sweep, _holder(_pool(sweep, "vm:1:1.0", "local"))), 1000.0
+    monkeypatch.setattr("hpc_trainer.record.turns.time", SimpleNamespace(time=lambda: now))
+    ends = []
+    for number, later in enumerate((7.0, -5.0)):
+        turn = turns.take(sweep.specs[number].run_id)
+        assert turn is not None
+        now += later
+        turns.end(turn, RunState.COMPLETED)
+        ends.append(turns.ends[turn.run_id])
+    assert [(end.time, end.seconds) for end in ends] == [(1007.0, 7.0), (1002.0, 0.0)], "a clock may be set back"
+
+
+@pytest.mark.parametrize(
+    ("alive", "ended", "process", "is_alive"),
+    [(True, False, False, True), (False, False, True, True), (False, False, False, False), (False, True, True, False)],
+)
+def test_a_local_pool_is_alive_while_its_first_process_or_a_slot_that_has_not_ended_is(
+    sweep: SweepOnDisk, alive: bool, ended: bool, process: bool, is_alive: bool
+) -> None:
+    here, gone = process_name(), f"{process_name().partition(':')[0]}:{2**22 + 1}:1.0"
+    pool = _pool(sweep, here if alive else gone, "local", slots=2)
+    (pool,) = read_submissions(sweep.paths)
+    slot = slot_folder(sweep.paths, pool.uuid, 1)
+    slot.folder.mkdir()
+    journal = Journal(slot)
+    journal.start(
+        0, job_id=f"{pool_job(pool)}_1", restart_count=0, node="n1", pid=os.getpid() if process else 2**22 + 1,
+        executor="local", world_size=1,
+    )  # fmt: skip
+    assert may_have_slots(sweep.paths, pool)
+    if ended:
+        journal.end(0, state=RunState.COMPLETED, cause="done")
+    assert pool_is_alive(sweep.paths, pool) is is_alive
+    assert living_slots(sweep.paths, pool) == ([here] if process and not ended else [])
+    assert may_have_slots(sweep.paths, pool), "slot 0 has not begun"
+    slot_folder(sweep.paths, pool.uuid, 0).folder.mkdir()
+    slot_folder(sweep.paths, pool.uuid, 0).marker("CANCEL").touch()
+    assert may_have_slots(sweep.paths, pool) is not ended
+
+
+@pytest.mark.parametrize("line", ['{"run_id": "a"}', "{", '{"turn": -1}'])
+def test_a_damaged_end_hides_no_other_and_is_told(sweep: SweepOnDisk, line: str) -> None:
+    pool = _pool(sweep, "vm:1:1.0", "local")
+    turns = _turns(sweep, _holder(pool))
+    for spec in sweep.specs[:2]:
+        turn = turns.take(spec.run_id)
+        assert turn is not None
+        turns.end(turn, RunState.COMPLETED, seconds=1.0)
+        with (slot_folder(sweep.paths, pool.uuid, 0).folder / "ends.jsonl").open("a") as file:
+            file.write(f"{line}\n")
+    found = _turns(sweep, None)
+    assert set(found.ends) == {spec.run_id for spec in sweep.specs[:2]}
+    assert len(found.faults) == 1, "equal faults are told once"
+
+
 def test_a_damaged_claim_names_no_slot_and_is_told(sweep: SweepOnDisk) -> None:
     pool = _pool(sweep, "vm:1:1.0", "local")
     turn = _turns(sweep, _holder(pool)).take(sweep.specs[0].run_id)
@@ -141,6 +258,10 @@ def test_a_damaged_claim_names_no_slot_and_is_told(sweep: SweepOnDisk) -> None:
     assert turns.newest == {turn.run_id: 0}
     assert read_turn(sweep.paths, turn.run_id, 0, turns.faults) is None
     assert turns.faults
+    path.write_text('{"uuid": "a"}')
+    faults = Faults()
+    assert read_turn(sweep.paths, turn.run_id, 0, faults) is read_turn(sweep.paths, turn.run_id, 0) is None
+    assert len(faults) == 1
 
 
 def test_attempts_in_the_slots_of_a_pool_are_one_chain_and_those_of_another_are_not(
@@ -210,6 +331,39 @@ def test_a_run_that_a_slot_of_a_new_pool_gave_back_does_not_wait_for_slots_that_
     slot.end(turn, RunState.PREEMPTED)
     states = [(run.state, run.cause) for run in read_status(sweep.paths).runs]
     assert states == [(RunState.PREEMPTED, "stopped"), (RunState.PENDING, None), (RunState.PENDING, None)]
+
+
+@pytest.mark.parametrize(
+    ("sacct", "age_s", "state", "cause"),
+    [
+        ("500_0|NODE_FAIL|1:0|n1\n", 0.0, RunState.NODE_FAIL, "its slot ended: NODE_FAIL (1:0)"),
+        ("500_0|TIMEOUT|0:0|n1\n", 0.0, RunState.TIMEOUT, "its slot ended: TIMEOUT (0:0)"),
+        ("500_0|FAILED|9:0|n1\n", 0.0, RunState.PREEMPTED, "its slot ended: FAILED (9:0)"),
+        ("500_0|CANCELLED|0:0|n1\n", 0.0, RunState.PREEMPTED, "its slot ended: CANCELLED (0:0)"),
+        ("", 200.0, RunState.NODE_FAIL, "its slot is gone without a recorded end"),
+        ("500_0|RUNNING|0:0|n1\n", 200.0, RunState.NODE_FAIL, "its slot is gone without a recorded end"),
+        ("", 30.0, RunState.UNKNOWN, None),
+    ],
+)
+def test_a_run_whose_slot_has_left_the_queue_ended_with_its_slot(
+    sacct: str, age_s: float, state: RunState, cause: str | None, tmp_path: Path, fake_slurm: FakeSlurm,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    sweep = SweepOnDisk(tmp_path / "runs" / "sweep", make_specs(2, "cluster=slurm"))
+    now = time.time()
+    with monkeypatch.context() as an_hour_ago:
+        an_hour_ago.setattr(time, "time", lambda: now - 3600)
+        pool = _pool(sweep, "500")
+        slot = _turns(sweep, _holder(pool, 0, job_id="500_0", process="n1:1:1.0"))
+        assert slot.take(sweep.specs[0].run_id) is not None
+    sweep.start(0, job_id="500_0", executor=POOL, node="n1", age_s=600.0)
+    sweep.beat(0, step=3, age_s=age_s)
+    fake_slurm.answer("squeue", "")
+    fake_slurm.answer("sacct", f"{sacct.strip()}|sweep-{pool.uuid[:8]}|\n" if sacct else "")
+    begun, unbegun = read_status(sweep.paths).runs
+    assert begun.state is state, begun.cause
+    assert cause is None or begun.cause == cause
+    assert unbegun.state is RunState.NEW, "no slot will take it"
 
 
 def test_a_run_of_a_local_pool_waits_while_a_slot_lives_and_needs_a_submit_when_none_does(sweep: SweepOnDisk) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from hpc_trainer.errors import SilentError, SlurmError, UnclearError
 from hpc_trainer.slurm.queue import (
+    AccountingEntry,
     Allocation,
     ask_allocations,
     ask_left,
@@ -20,7 +21,7 @@ from hpc_trainer.slurm.queue import (
     parse_allocations,
     read_accounting,
 )
-from tests.unit.slurm.fake_slurm import FakeSlurm
+from tests.unit.slurm.fake_slurm import ACCOUNTING_HEADER, FakeSlurm
 
 # sacct -p -X -o JobID,State,..: 22.05 (above) and 24.11 with its truncations (below).
 SACCT = """\
@@ -52,6 +53,19 @@ def test_sacct() -> None:
     assert entries["201_3"].node == "gpu[001-002]"
     assert entries["202"].exit_code == "78:0"
     assert (entries["202"].name, entries["202"].comment) == ("digits-01234567", "")
+
+
+def test_every_value_of_a_row_is_read_and_a_job_without_an_end_has_none() -> None:
+    rows = "".join(
+        f"7_{index}|FAILED|1:0|n1|digits-01234567|a | bar|{end}|\n"
+        for index, end in enumerate(("1795432325", "0", "Unknown", "1"))
+    )
+    entries = parse_accounting(ACCOUNTING_HEADER + rows)
+    assert entries["7_0"] == AccountingEntry(
+        job_id="7_0", state="FAILED", exit_code="1:0", node="n1", name="digits-01234567", comment="a | bar",
+        end_time=1795432325.0,
+    )  # fmt: skip
+    assert [entry.end_time for entry in entries.values()] == [1795432325.0, None, None, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -100,6 +114,12 @@ def test_the_accounting_is_asked_once_for_all_arrays(fake_slurm: FakeSlurm) -> N
     start = re.search(r" -S now-(\d+)seconds ", call)
     assert start is not None, "by default sacct of some versions looks back to midnight only"
     assert 600 <= int(start[1]) - 90 * 86_400 < 700, "clocks differ"
+
+
+def test_a_time_to_come_is_asked_for_as_now_less_what_clocks_may_differ(fake_slurm: FakeSlurm) -> None:
+    fake_slurm.print("sacct", SACCT)
+    read_accounting(["201"], time.time() + 3600)
+    assert " -S now-600seconds " in fake_slurm.calls()[0]
 
 
 def test_more_jobs_than_one_word_of_a_command_may_name_are_asked_in_several_calls(fake_slurm: FakeSlurm) -> None:
@@ -181,6 +201,10 @@ def test_hours_left_are_the_limit_less_what_was_used_and_what_runs() -> None:
     assert left_of(rows) == {"gpu": 9.0, "core": 70.0}
     assert left_of([*rows, ["lab", "", "gres/gpu=120", "gres/gpu=180", ""]]) == {"gpu": 0.0, "core": 70.0}
     assert left_of([["lab", "", "", "cpu=1200", ""]]) == {}, "no limit"
+    two = [
+        ["lab", "", f"gres/gpu={limit}", "gres/gpu:a100=30,gres/gpu:h100=30", "gres/gpu=n/a"] for limit in (600, 180)
+    ]
+    assert left_of(two) == left_of(two[::-1]) == {"gpu": 2.0}, "the smaller of two limits"
 
 
 def test_hours_left_are_those_of_the_account_itself(fake_slurm: FakeSlurm) -> None:

@@ -50,3 +50,15 @@ def test_nodes_are_read_with_their_architecture_and_gpus() -> None:
     first, second = parse_nodes(NODES)
     assert (first.name, first.host, first.architecture, first.has_gpus) == ("n1", "h1", "aarch64", True)
     assert (second.host, second.architecture, second.has_gpus) == ("h2", None, False)
+
+
+def test_cores_and_memory_that_the_site_keeps_are_read_as_slurm_tells_them() -> None:
+    def told(facts: str) -> tuple[int | None, int]:
+        (node,) = parse_nodes(f"NodeName=n1 NodeHostName=h1{facts}\n")
+        return node.usable_cpus, node.kept_memory_mb
+
+    assert told("") == (None, 0)
+    assert told(" CPUEfctv=60 MemSpecLimit=12000") == (60, 12_000)
+    assert told(" CPUEfctv=1 MemSpecLimit=1") == (1, 1)
+    assert told(" CPUEfctv=0 MemSpecLimit=0") == (None, 0)
+    assert told(" CPUEfctv=x MemSpecLimit=(null)") == (None, 0)

@@ -47,6 +47,23 @@ def test_another_exit_code_is_an_error_with_its_last_words(
     assert str(caught.value) == f"squeue -h failed ({code}): {error}"
 
 
+def test_a_command_with_many_requests_fails_only_if_it_prints_nothing(fake_slurm: FakeSlurm) -> None:
+    fake_slurm.answer("scontrol", "one answer\n", error="another request failed\n", code=1)
+    assert run_slurm(["scontrol", "-o"], script="a\nb\n") == "one answer\n"
+    with pytest.raises(RefusedError, match=r"scontrol -o failed \(1\): another request failed"):
+        run_slurm(["scontrol", "-o"])
+    fake_slurm.answer("scontrol", error="all requests failed\n", code=1)
+    with pytest.raises(RefusedError, match="all requests failed"):
+        run_slurm(["scontrol", "-o"], script="a\n")
+
+
+def test_filters_of_the_person_do_not_reach_a_command(fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    (fake_slurm.bin / "squeue").write_text('#!/bin/sh\necho "$SQUEUE_STATES $SLURM_CONF $SLURM_BITSTR_LEN"\n')
+    monkeypatch.setenv("SQUEUE_STATES", "RUNNING")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
+    assert run_slurm(["squeue"]) == " /etc/slurm.conf 0\n"
+
+
 def test_a_host_without_a_cluster_is_told_in_one_sentence(fake_slurm: FakeSlurm) -> None:
     """Slurm's commands are installed, and there is neither a slurm.conf nor a controller (words of 22.05)."""
     said = (
@@ -119,6 +136,28 @@ def test_the_surrounding_job_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [name for name in LEAKED if name in kept] == []
     assert (kept["SLURM_CONF"], kept["MY_SLURM_X"]) == ("/etc/slurm.conf", "1")
     assert dict(os.environ) == before, "other threads of a rank start processes too"
+
+
+@pytest.mark.parametrize("inside", ["SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", None])
+def test_devices_and_ranks_are_hidden_inside_a_job_and_are_the_persons_on_a_login_node(
+    monkeypatch: pytest.MonkeyPatch, inside: str | None
+) -> None:
+    for name in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    if inside:
+        monkeypatch.setenv(inside, "7")
+    of_job = {"CUDA_VISIBLE_DEVICES": "1", "RANK": "3", "MASTER_ADDR": "n1"}
+    for name, value in of_job.items():
+        monkeypatch.setenv(name, value)
+    kept = submit_environment()
+    assert {name: kept.get(name) for name in of_job} == (dict.fromkeys(of_job) if inside else of_job)
+
+
+@pytest.mark.parametrize("told", ["", "no JSON", "[]", "7"])
+def test_frozen_code_that_cannot_be_read_hides_nothing_else(monkeypatch: pytest.MonkeyPatch, told: str) -> None:
+    monkeypatch.setenv("HPC_TRAINER_FROZEN_CODE", told)
+    monkeypatch.setenv("PYTHONPATH", "/home/me/lib")
+    assert submit_environment()["PYTHONPATH"] == "/home/me/lib"
 
 
 @pytest.mark.parametrize("rest", ["", "/home/me/lib"])

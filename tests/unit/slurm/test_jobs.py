@@ -13,11 +13,13 @@ from hpc_trainer.slurm.jobs import (
     Preemption,
     cancel_jobs,
     cancel_named,
+    hold_jobs,
     parse_duration,
     parse_job,
     parse_preemption,
     parse_time,
     read_script,
+    release_jobs,
     requeue,
     requeue_by_hand,
     requeue_held,
@@ -65,6 +67,32 @@ def test_an_array_element_at_work() -> None:
     assert job.seconds_left() == pytest.approx(1763693730.0 - time.time(), abs=60)
 
 
+def test_every_value_of_a_job_is_read() -> None:
+    text = (
+        "JobId=9 JobState=RUNNING Reason=None Restarts=1 RunTime=00:10:05 TimeLimit=01:00:00 EndTime=1763693730 "
+        "PreemptTime=1763690700 Partition=low ExcNodeList=n[1-2] NodeList=n3\n"
+    )
+    assert parse_job(text) == JobInfo(
+        job_id="9", state="RUNNING", reason="None", restarts=1, run_time_s=605.0, time_limit_s=3600.0,
+        end_time=1763693730.0, preempt_time=1763690700.0, partition="low", excluded="n[1-2]",
+    )  # fmt: skip
+    assert parse_job("JobState=PENDING ExcNodeList=(null) Restarts=x\n") == JobInfo(
+        job_id="", state="PENDING", restarts=0, run_time_s=None, time_limit_s=None, end_time=None, preempt_time=None
+    )
+
+
+@pytest.mark.parametrize(
+    ("run_time", "limit", "is_full"),
+    [("00:59:59", "01:00:00", False), ("01:00:00", "01:00:00", True), ("01:00:00", "UNLIMITED", False)],
+)
+def test_a_job_that_ran_exactly_as_long_as_it_may_ran_its_full_time(run_time: str, limit: str, is_full: bool) -> None:
+    assert parse_job(f"JobState=TIMEOUT RunTime={run_time} TimeLimit={limit}\n").ran_full_time is is_full
+
+
+def test_seconds_left_may_be_asked_for_the_time_zero() -> None:
+    assert parse_job("JobState=RUNNING EndTime=30\n").seconds_left(0.0) == 30.0
+
+
 def test_a_waiting_job_without_a_limit() -> None:
     job = parse_job(WAITING)
     assert (job.state, job.restarts, job.end_time, job.preempt_time) == ("PENDING", 0, None, None)
@@ -104,6 +132,7 @@ def test_what_says_no_state_is_an_error(text: str) -> None:
     [
         ("00:00:00", 0), ("00:01:05", 65), ("10:00:00", 36000), ("1-00:00:00", 86400), ("365-23:59:59", 31622399),
         ("UNLIMITED", None), ("Partition_Limit", None), ("INVALID", None), ("", None), ("N/A", None), ("5", 300),
+        ("2:03", 123), ("1-2", 93_600), ("1-02:03", 93_780), ("1-02:03:04", 93_784), ("01:02:03:04", None),
     ],
 )  # fmt: skip
 def test_durations(text: str, seconds: float | None) -> None:
@@ -203,6 +232,29 @@ def test_how_a_partition_preempts() -> None:
     assert without == Preemption(mode="REQUEUE", grace_s=0.0, kill_wait_s=90.0)
     assert parse_preemption(line) == Preemption(mode="CANCEL", grace_s=20.0, kill_wait_s=30.0)
     assert parse_preemption("slurm_load_partitions error: Invalid partition name specified\n") is None
+
+
+def test_elements_are_held_and_released_by_ranges_and_only_those_that_could_not_be_are_told(
+    fake_slurm: FakeSlurm,
+) -> None:
+    fake_slurm.answer("scontrol")
+    assert hold_jobs(["7_1", "8", "7_2", "7_4"]) == []
+    assert release_jobs(["7_1"]) == []
+    assert fake_slurm.calls() == ["scontrol uhold 8", "scontrol uhold 7_[1-2,4]", "scontrol release 7_[1]"]
+    fake_slurm.answer("scontrol", error="Job/step already completing or completed for job 7_1\n", code=1)
+    assert hold_jobs(["7_1"]) == [], "it has ended"
+    fake_slurm.answer("scontrol", error="Access/permission denied for job 8\n", code=1)
+    assert release_jobs(["8", "9"]) == [
+        "8: Access/permission denied for job 8", "9: Access/permission denied for job 8",
+    ]  # fmt: skip
+    fake_slurm.answer("scontrol", code=1)
+    assert hold_jobs(["8"]) == ["8: scontrol uhold failed (1): "]
+
+
+def test_many_ranges_are_held_by_several_requests(fake_slurm: FakeSlurm) -> None:
+    fake_slurm.answer("scontrol")
+    assert hold_jobs([f"7_{index}" for index in range(0, 802, 2)]) == []
+    assert [call.count(",") + 1 for call in fake_slurm.calls()] == [200, 200, 1]
 
 
 def test_the_script_of_a_job_is_named_by_its_array_if_it_has_one(fake_slurm: FakeSlurm) -> None:

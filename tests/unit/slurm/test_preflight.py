@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hpc_trainer.slurm.limits import Association, Limits, NodeGroup, Partition
-from hpc_trainer.slurm.shape import Shape, find_shape_problems, longest_limit
+from hpc_trainer.slurm.shape import Shape, find_shape_problems, longest_limit, mem_mb_per_node, signal_lead_s
 
 SHAPE = Shape(
     num_nodes=1, tasks_per_node=4, gpus_per_node=4, cpus_per_task=8, mem_gb_per_node=None, mem_gb_per_gpu=None,
@@ -112,6 +112,78 @@ def test_each_limit_is_named_with_the_nearest_legal_value(changes: dict[str, Any
         assert word in problem, problem
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"time_limit_min": 1440},
+        {"num_nodes": 3, "gpu_type": "v100"},
+        {"num_nodes": 2, "gpu_type": "a100"},
+        {"qos": "fast", "time_limit_min": 30},
+        {"cpus_per_task": 16},
+        {"partition": "long", "gpus_per_node": 0, "tasks_per_node": 1, "cpus_per_task": 40},
+        {"partition": "long", "gpus_per_node": 0, "mem_gb_per_node": 100_000 / 1024},
+        {"partition": "long", "gpus_per_node": 0, "num_nodes": 9},
+        {"mem_gb_per_node": 500.0},
+        {"mem_gb_per_gpu": 125.0},
+        {"gpus_per_node": 8, "tasks_per_node": 8, "cpus_per_task": 4},
+    ],
+)
+def test_a_request_of_exactly_the_limit_has_no_problem(changes: dict[str, Any]) -> None:
+    assert _problems(**changes) == []
+
+
+def test_a_node_must_have_all_that_is_asked_for_at_once() -> None:
+    """Each rule looks only at nodes that fulfil the rules before it."""
+    assert _problems(cpus_per_task=16, num_nodes=3) == [
+        "hardware.num_nodes=3 must be at most 2: only that many nodes in partition gpu have what it requests. "
+        "Use hardware.num_nodes=2. (hardware=mine)"
+    ]
+    assert _problems(mem_gb_per_node=300.0, num_nodes=3) == _problems(cpus_per_task=16, num_nodes=3)
+    (cpus,) = _problems(constraint="eth", cpus_per_task=9)
+    assert "4 rank(s) × 9 CPUs = 36 CPUs a node; it must be at most 32, the CPUs of a node in partition gpu" in cpus
+    (memory,) = _problems(gpu_type="v100", mem_gb_per_node=251.0)
+    assert "asks 257024 MB of a node; it must be at most 256000 MB" in memory
+    (cores,) = _problems(partition="long", gpus_per_node=0, tasks_per_node=8, cpus_per_task=6)
+    assert "8 rank(s) × 6 CPUs = 48 CPUs a node; it must be at most 40" in cores
+    assert "Use hardware.cpus_per_task=5." in cores
+
+
+def test_ranks_of_one_task_share_its_cores() -> None:
+    (problem,) = _problems(tasks_per_node=1, ranks_per_task=4, cpus_per_task=68)
+    assert "4 rank(s) × 17 CPUs = 68 CPUs a node; it must be at most 64" in problem
+    assert "Use hardware.cpus_per_gpu=16." in problem
+    (more_ranks,) = _problems(tasks_per_node=65, cpus_per_task=1)
+    assert "Use hardware.cpus_per_gpu=1." in more_ranks, "never 0"
+
+
+def test_gpus_that_are_not_asked_from_slurm_are_not_looked_for() -> None:
+    assert _problems(partition="long", gpu_request="none") == []
+    untyped = dataclasses.replace(
+        LIMITS, nodes=(dataclasses.replace(NODES[0], gpus={"gpu": 4}), dataclasses.replace(NODES[2], partition="gpu"))
+    )
+    assert _problems(untyped) == []
+    (problem,) = _problems(untyped, gpu_type="h100")
+    assert problem == "hardware.gpu_type=h100: no node in partition gpu has such GPUs. There are: gpu. (hardware=mine)"
+    without = dataclasses.replace(LIMITS, nodes=(dataclasses.replace(NODES[2], partition="gpu"),))
+    assert _problems(without, gpu_type="h100") == [
+        "hardware.gpu_type=h100: no node in partition gpu has such GPUs. GPUs there: none. (hardware=mine)"
+    ]
+
+
+def test_nodes_are_a_bound_where_all_of_them_show() -> None:
+    for total, bound in ((7, True), (8, False), (6, True), (None, True)):
+        partitions = {"gpu": dataclasses.replace(GPU, max_nodes=None, total_nodes=total)}
+        problems = _problems(dataclasses.replace(LIMITS, partitions=partitions), num_nodes=8)
+        assert bool(problems) is bound, total
+
+
+def test_an_account_is_judged_only_where_slurm_enforces_associations() -> None:
+    free = dataclasses.replace(LIMITS, enforced=frozenset())
+    assert _problems(free, account="labb", partition="long", gpus_per_node=0) == []
+    assert _problems(free, qos="unknown") == []
+    assert "has no such" in _problems(free, partition="nope")[0]
+
+
 def test_what_is_proposed_is_accepted() -> None:
     for changes in ({"mem_gb_per_node": 500.0}, {"mem_gb_per_gpu": 125.0}, {"mem_gb_per_cpu": 15.62}):
         assert _problems(**changes) == []
@@ -176,3 +248,32 @@ def test_the_longest_time_limit_is_that_of_the_partition_or_the_qos() -> None:
     assert longest(qos="fast") == (30, "MaxWall of QOS fast")
     assert longest(partition="long") is longest(partition="gpu,long") is None, "Slurm takes the one that can"
     assert longest_limit(SHAPE, Limits()) is None
+    shorter = dataclasses.replace(LIMITS, partitions={"gpu": GPU, "short": Partition(name="short", max_time_min=10)})
+    several = dataclasses.replace(SHAPE, partition="gpu,short")
+    assert longest_limit(several, shorter) == (1440, "MaxTime of partition gpu"), "Slurm takes the one that can"
+
+
+@pytest.mark.parametrize(
+    ("minutes", "seconds"), [(1, 15), (4, 60), (7, 105), (8, 120), (9, 120), (60, 120), (10**6, 120)]
+)
+def test_slurm_warns_after_three_quarters_of_a_short_job_and_two_minutes_before_the_end_of_a_long_one(
+    minutes: int, seconds: int
+) -> None:
+    assert signal_lead_s(minutes) == seconds
+    assert signal_lead_s(minutes, 300) == 300
+
+
+@pytest.mark.parametrize(
+    ("memory", "megabytes"),
+    [
+        ({}, None), ({"mem_gb_per_node": 1.5}, 1536), ({"mem_gb_per_gpu": 10.0}, 40_960),
+        ({"mem_gb_per_cpu": 0.5}, 16_384),
+    ],
+)  # fmt: skip
+def test_memory_of_a_node(memory: dict[str, float], megabytes: int | None) -> None:
+    assert mem_mb_per_node(dataclasses.replace(SHAPE, **memory)) == megabytes  # type: ignore[arg-type]
+
+
+def test_ranks_and_gpu_hours_of_a_shape() -> None:
+    shape = dataclasses.replace(SHAPE, num_nodes=3, tasks_per_node=2, ranks_per_task=4, time_limit_min=90)
+    assert (shape.ranks_per_node, shape.world_size, shape.gpu_hours) == (8, 24, 18.0)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.errors import SlurmError
+from hpc_trainer.errors import SlurmError, UnclearError
 from hpc_trainer.slurm.queue import array_of, find_by_uuid, is_of, job_name, parse_queue, read_queue
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
@@ -67,6 +67,17 @@ def test_an_empty_queue(text: str) -> None:
 def test_what_squeue_does_not_print_is_no_answer(text: str) -> None:
     with pytest.raises(SlurmError, match="squeue"):
         parse_queue(text)
+
+
+def test_an_answer_that_cannot_be_read_is_quoted_at_its_beginning_and_a_cut_one_at_its_end() -> None:
+    with pytest.raises(UnclearError) as unreadable:
+        parse_queue("x" * 300)
+    assert str(unreadable.value) == f"the answer of squeue cannot be read: '{'x' * 200}'"
+    with pytest.raises(UnclearError) as cut:
+        parse_queue(EMPTY + "y" * 300)
+    assert str(cut.value) == f"the answer of squeue was cut: it ends with '{'y' * 80}'"
+    with pytest.raises(UnclearError, match="cannot be read: 'nothing'"):
+        parse_queue(" \n")
 
 
 def test_wherever_a_queue_is_cut_rows_are_whole_or_there_is_no_answer() -> None:

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from hpc_trainer.errors import SlurmError
-from hpc_trainer.slurm.limits import Limits, SubmitCap, parse_gpus, parse_limits, parse_minutes, read_limits
+from hpc_trainer.slurm.limits import (
+    Association,
+    Limits,
+    NodeGroup,
+    Partition,
+    SubmitCap,
+    parse_gpus,
+    parse_limits,
+    parse_minutes,
+    read_limits,
+)
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
 CONFIG = """\
@@ -95,6 +107,53 @@ def test_partitions() -> None:
     assert limits.partition_of("nope") is None
 
 
+def test_every_value_of_a_partition_is_read() -> None:
+    told = (
+        "PartitionName=a AllowGroups=staff,lab AllowAccounts=lab,ml DenyAccounts=guests AllowQos=fast DenyQos=debug "
+        "Default=YES QoS=part_a MaxNodes=8 MinNodes=2 MaxTime=02:00:00 MaxCPUsPerNode=64 MaxMemPerNode=900 "
+        "MaxMemPerCPU=400 TotalNodes=12 PreemptMode=REQUEUE GraceTime=30 State=DRAIN RootOnly=YES "
+        "OverSubscribe=EXCLUSIVE TRESBillingWeights=CPU=1.0,gres/gpu=8\n"
+    )
+    assert parse_limits(told).partitions == {
+        "a": Partition(
+            name="a", allow_groups=("staff", "lab"), allow_accounts=("lab", "ml"), deny_accounts=("guests",),
+            allow_qos=("fast",), deny_qos=("debug",), is_default=True, qos="part_a", max_nodes=8, min_nodes=2,
+            max_time_min=120, max_cpus_per_node=64, max_mem_per_node_mb=900, max_mem_per_cpu_mb=400, total_nodes=12,
+            preempt_mode="REQUEUE", grace_s=30, state="DRAIN", is_for_root=True, gives_whole_nodes=True,
+            billing="CPU=1.0,gres/gpu=8",
+        )
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "PartitionName=a\n",
+        "PartitionName=a AllowGroups=ALL AllowAccounts=ALL DenyAccounts=(null) AllowQos=NONE DenyQos= Default=NO "
+        "QoS=N/A MaxNodes=UNLIMITED MinNodes=0 MaxTime=UNLIMITED MaxCPUsPerNode=UNLIMITED MaxMemPerNode=UNLIMITED "
+        "GraceTime=0 State=UP RootOnly=NO OverSubscribe=NO\n",
+        "PartitionName=a QoS= OverSubscribe=FORCE:4\n",
+    ],
+)
+def test_a_partition_without_limits_has_the_defaults(told: str) -> None:
+    assert parse_limits(told).partitions == {"a": Partition(name="a")}
+
+
+def test_every_value_of_the_configuration_is_read() -> None:
+    told = (
+        "ClusterName             = north\nKillWait                = 45 sec\nMaxArraySize            = 1001\n"
+        "PreemptMode             = REQUEUE\nPreemptType             = preempt/qos\n"
+        "SelectType              = select/linear\nSLURM_VERSION           = 24.11.3\n"
+        "MaxJobCount             = 10000\nSchedulerParameters     = max_array_tasks=500,defer\n"
+    )
+    assert parse_limits(told, notes=("a note",)) == Limits(
+        cluster="north", kill_wait_s=45, max_array_size=1001, max_array_tasks=500, preempt_mode="REQUEUE",
+        preempt_type="qos", gives_whole_nodes=True, version="24.11.3",
+        job_cap=SubmitCap(name="MaxJobCount", limit=10_000, used=0), notes=("a note",),
+    )  # fmt: skip
+    assert parse_limits("MaxJobCount             = UNLIMITED\nSelectType              = select/cons_tres\n") == Limits()
+
+
 def test_accounts_that_a_partition_denies() -> None:
     assert [each.deny_accounts for each in _limits().partitions.values()] == [(), ()]
     told = "PartitionName=open AllowAccounts=ALL DenyAccounts=guests,students State=UP\n"
@@ -113,6 +172,10 @@ def test_nodes() -> None:
     )
     assert (gpu.num_nodes, gpu.cpus, gpu.gpus, gpu.features) == (2, 64, {"h100": 8}, {"ib", "amd"})
     assert cpu_only.gpus == {}
+    varied = parse_limits("", nodes="main|3+|n/a|1|(null)|(null)\nmain|3|8|16000+|(null)|a,b\n").nodes
+    assert varied == (
+        NodeGroup(partition="main", num_nodes=3, cpus=8, memory_mb=16_000, gpus={}, features=frozenset({"a", "b"})),
+    ), "no number of cores: left out"
 
 
 def test_what_a_job_counts_against() -> None:
@@ -150,6 +213,35 @@ def test_accounts_and_qos() -> None:
     assert limits.accounts_above("lab") == ["lab", "root"]
     assert limits.qos_max_time_min == {"normal": None, "limited": 2880, "part_gpu": None}
     assert [each.account for each in _limits(accounting="").associations] == ["lab"], "the controller's word"
+
+
+def test_the_association_of_a_job_is_that_of_its_partition_before_the_general_one() -> None:
+    general = Association(account="lab", qos=("slow", "fast"), default_qos="slow", is_default=True)
+    of_gpu = Association(account="lab", partition="gpu", qos=("fast",))
+    limits = dataclasses.replace(_limits(), associations=(of_gpu, general))
+    assert limits.association_of(None, "gpu") == of_gpu
+    assert limits.association_of("lab", "main") == limits.association_of(None, None) == general
+    assert limits.association_of("ml", "gpu") is None
+    assert [limits.qos_of(None, None, name) for name in ("gpu", "main")] == ["fast", "slow"]
+    assert limits.qos_of("other", None, "gpu") == "other", "the named one"
+    undecided = dataclasses.replace(limits, associations=(dataclasses.replace(general, default_qos=""),))
+    assert undecided.qos_of(None, None, None) is None, "Slurm chooses one of two"
+
+
+def test_accounts_that_are_each_others_parents_are_named_once() -> None:
+    assert Limits(parents={"a": "b", "b": "a"}).accounts_above("a") == ["a", "b"]
+
+
+def test_caps_of_all_accounts_above_count_up_to_the_root() -> None:
+    above = MANAGER.replace(
+        "Account=root UserName= Partition= ID=1 ParentAccount= DefAssoc=No GrpJobs=N(2) GrpSubmitJobs=N(321)",
+        "Account=root UserName= Partition= ID=1 ParentAccount= DefAssoc=No GrpJobs=N(2) GrpSubmitJobs=900(321)",
+    )
+    assert _limits(CONFIG + above).account_caps["lab", ""] == (
+        SubmitCap(name="MaxSubmitJobs of ann in account lab", limit=40, used=3),
+        SubmitCap(name="GrpSubmitJobs of account lab", limit=50, used=31),
+        SubmitCap(name="GrpSubmitJobs of account root", limit=900, used=321),
+    )
 
 
 def test_caps_of_an_association_with_a_partition_hold_there_alone() -> None:
@@ -222,7 +314,7 @@ def test_a_command_that_fails_leaves_its_part_unknown(fake_slurm: FakeSlurm) -> 
     limits = read_limits()
     assert limits.partitions.keys() == {"main", "gpu"}
     assert (limits.qos_caps, limits.nodes) == ({}, ())
-    assert ["QOS" in limits.notes[0], "nodes" in limits.notes[1]] == [True, True]
+    assert [note.partition(": ")[0] for note in limits.notes] == ["limits of QOS are unknown", "nodes are unknown"]
 
 
 def test_no_controller_is_an_error(fake_slurm: FakeSlurm) -> None:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from hpc_trainer.slurm.terms import explain_reason
+from hpc_trainer.slurm.terms import end_of, explain_reason, says_held, says_shell_was_killed
 
 
 @pytest.mark.parametrize(
@@ -89,3 +89,12 @@ def test_every_word_of_the_manual_is_known(word: str) -> None:
     assert says != explain_reason("AWordOfTomorrow").says
     assert word not in says, "in words, not in Slurm's own"
     assert "/" not in says
+
+
+def test_a_reason_says_how_a_job_ends_whether_its_shell_was_killed_and_whether_it_is_held() -> None:
+    words = ("TimeLimit", "NodeDown:n1", "RaisedSignal:9(Killed)", "JobLaunchFailure", "Priority", "JobHeldUser", "")
+    assert [end_of(word) for word in words] == ["TIMEOUT", "NODE_FAIL", "FAILED", "FAILED", None, None, None]
+    assert [says_shell_was_killed(word) for word in words] == [False, False, True, True, False, False, False]
+    assert [word for word in (*words, "launch failed requeued held") if says_held(word)] == [
+        "JobHeldUser", "launch failed requeued held",
+    ]  # fmt: skip

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.errors import MissingCommandError, NoRoomError, RefusedError, SilentError, SlurmError, UnclearError
-from hpc_trainer.slurm.commands import estimate_start, submit_script
+from hpc_trainer.slurm.commands import estimate_start, is_of_nodes, submit_script
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
 FAILED = "sbatch: error: Batch job submission failed"
@@ -54,6 +54,27 @@ def test_half_a_number_is_another_jobs(script: Path, fake_slurm: FakeSlurm, text
     fake_slurm.answer("sbatch", text)
     with pytest.raises(UnclearError, match="cannot be read"):
         submit_script(script)
+
+
+def test_an_answer_that_cannot_be_read_is_quoted(script: Path, fake_slurm: FakeSlurm) -> None:
+    for output, error, quoted in (
+        ("x" * 400, "", "x" * 300),
+        ("", "sbatch: error: a word\nsbatch: error: a word\nsbatch: error: two\n", "a word; two"),
+        ("", "", "nothing"),
+    ):
+        fake_slurm.answer("sbatch", output, error=error)
+        with pytest.raises(UnclearError, match=f"^the answer of sbatch cannot be read: '{quoted}'\\. The controller"):
+            submit_script(script)
+
+
+@pytest.mark.parametrize(("code", "kind"), [(125, RefusedError), (126, UnclearError), (254, UnclearError)])
+def test_the_codes_of_a_shell_say_nothing_of_the_job(
+    script: Path, fake_slurm: FakeSlurm, code: int, kind: type[SlurmError]
+) -> None:
+    fake_slurm.answer("sbatch", error=REFUSED, code=code)
+    with pytest.raises(SlurmError) as caught:
+        submit_script(script)
+    assert type(caught.value) is kind
 
 
 @pytest.mark.parametrize(
@@ -147,6 +168,12 @@ def test_only_errors(fake_slurm: FakeSlurm, error: str, kind: type[SlurmError]) 
     with pytest.raises(SlurmError) as caught:
         estimate_start("x")
     assert type(caught.value) is kind
+
+
+def test_nodes_that_are_busy_or_drained_now_do_not_make_a_request_wrong() -> None:
+    for words in ("Requested node configuration is not available", "Requested nodes are busy"):
+        assert is_of_nodes(RefusedError(words, words))
+    assert not is_of_nodes(RefusedError("x", "Invalid qos specification"))
 
 
 def test_no_sbatch(script: Path, no_slurm: None) -> None:

@@ -68,6 +68,17 @@ def test_damage_is_told_and_costs_one_rank(paths: RunPaths, changes: dict[str, A
     assert fault.startswith("attempt-000.rank-0.flight.json cannot be read: ")
 
 
+def test_limits_of_a_record_themselves_are_read(paths: RunPaths) -> None:
+    most = dataclasses.replace(flight(0, 5), world_size=2**20, stack=("x" * 2000,) * 30, why="y" * 2000)
+    write_flight(paths, most)
+    assert read_flights(paths, 0) == {0: most}
+    write_flight(paths, dataclasses.replace(most, world_size=2**20 + 1))
+    assert read_flights(paths, 0) == {}
+    longer = dataclasses.replace(most, stack=(*"ab", *("x" * 2001,) * 30), why="y" * 2001)
+    write_flight(paths, longer)
+    assert read_flights(paths, 0) == {0: most}, "the innermost frames"
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"rank": 0}', "\x00"])
 def test_a_torn_file_is_told(paths: RunPaths, text: str) -> None:
     write_flight(paths, flight(0, 5))

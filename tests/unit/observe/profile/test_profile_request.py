@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,22 @@ def test_a_request_that_nobody_writes_is_none(tmp_path: Path, damage: dict[str, 
     for text in ("", "[1]", "{", "null"):
         paths.profile_request.write_text(text)
         assert read_request(paths) is None
+
+
+@pytest.mark.parametrize("num_steps", [1, 1000])
+def test_as_many_steps_as_may_be_asked_for_are(tmp_path: Path, num_steps: int) -> None:
+    paths = RunPaths(tmp_path / "run")
+    request = dataclasses.replace(_asked(paths), num_steps=num_steps)
+    write_request(paths, request)
+    assert read_request(paths) == request
+
+
+@pytest.mark.parametrize(
+    ("age_s", "is_wanted"), [(0, True), (60, True), (60.1, False), (-120, True), (-120.1, False)]
+)  # fmt: skip
+def test_a_request_is_wanted_while_its_command_waits_by_clocks_that_may_differ(age_s: float, is_wanted: bool) -> None:
+    request = ProfileRequest(id="a", time=1000.0, keep_s=60.0, num_steps=3, ranks=(0,))
+    assert request.is_wanted(1000.0 + age_s) is is_wanted
 
 
 def test_a_request_of_others_is_none(tmp_path: Path) -> None:

@@ -58,6 +58,44 @@ def test_nobody_is_named(looks: list[Look]) -> None:
     assert _seen(Judge(1.3), looks) == []
 
 
+@pytest.mark.parametrize(
+    ("looks", "named"),
+    [
+        ([_look([1.0, 2.0], step_s=4.0)] * LOOKS, False),  # exactly the factor
+        ([_look([1.0, 2.125], step_s=4.0)] * LOOKS, True),
+        ([_look([0.125, 0.375], step_s=5.0)] * LOOKS, False),  # exactly the least share of a step
+        ([_look([0.125, 0.375], step_s=4.0)] * LOOKS, True),
+        ([_look([1.0, 2.125], step_s=4.0)] * (LOOKS - 1) + [_look([1.0, 2.0], step_s=4.0)], False),
+    ],
+)
+def test_a_rank_is_slow_above_the_factor_and_the_share_of_a_step_in_every_look(looks: list[Look], named: bool) -> None:
+    assert [verdict.rank for verdict in _seen(Judge(2.0), looks)] == ([1] if named else [])
+
+
+@pytest.mark.parametrize(
+    ("later", "told"),
+    [
+        (5.0, None),  # exactly a quarter slower than it was named
+        (5.5, True), (1.5, None),  # exactly halfway back to the others
+        (1.25, False),
+    ],
+)  # fmt: skip
+def test_a_named_rank_is_told_again_if_it_is_a_quarter_slower_or_nearly_as_quick_as_the_others(
+    later: float, told: bool | None
+) -> None:
+    judge = Judge(2.0)
+    assert len(_seen(judge, [_look([1.0, 4.0], step_s=4.0)] * LOOKS)) == 1
+    later_on = [_look([1.0, later], step_s=4.0)] * LOOKS
+    verdicts = [verdict for verdict in _seen(judge, later_on) if verdict.own_s == later]
+    assert [verdict.is_slow for verdict in verdicts] == ([] if told is None else [told])
+
+
+@pytest.mark.parametrize(("data", "is_data"), [([0.0, 0.5], False), ([0.0, 0.75], True), ([0.5, 1.0], False)])
+def test_data_are_at_fault_if_they_are_more_than_half_of_the_difference(data: list[float], is_data: bool) -> None:
+    (found,) = _seen(Judge(1.5), [_look([1.0, 2.0], data, step_s=4.0)] * LOOKS)
+    assert found.is_data is is_data
+
+
 def _noisy(draw: random.Random, own_s: float) -> float:
     """What a rank tells of ten steps of which each is up to ten times as long as it should be, at random."""
     return sorted(own_s * 10 ** (draw.random() ** 3) for _ in range(10))[10 // 4]

@@ -21,6 +21,7 @@ from hpc_trainer.observe.telemetry import (
     newest_of_ranks,
     newest_samples,
     read_telemetry,
+    read_warnings,
     thin_out,
 )
 from hpc_trainer.record.files import append_texts
@@ -81,6 +82,15 @@ def test_no_telemetry_is_no_fault(tmp_path: Path) -> None:
     faults = Faults()
     assert read_telemetry(RunPaths(tmp_path / "no"), faults) == newest_samples(RunPaths(tmp_path / "no"), faults) == []
     assert not faults
+
+
+def test_a_folder_that_cannot_be_listed_is_told(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / ("r" * 300))  # longer than a name may be
+    for read in (read_telemetry, newest_samples, read_warnings):
+        faults = Faults()
+        assert read(paths, faults=faults) == read(paths) == []
+        assert len(faults) == 1
+        assert "File name too long" in faults[0]
 
 
 def test_damaged_lines_cost_themselves_only(paths: RunPaths) -> None:

@@ -175,6 +175,10 @@ def test_where_no_energy_can_be_known_one_file_of_an_attempt_is_read(
     monkeypatch.setattr(telemetry, "read_ends", counted)
     assert telemetry.newest_energy_j(paths) == 5.0
     assert len(read) == 1 + 3
+    paths.telemetry_file(2, 0).write_text("no json\n")
+    sample = Sample(attempt=2, rank=1, time=1e9, elapsed_s=0.0, node="n7", step=0, device=None, host=Host(energy_j=4.0))
+    append_samples(paths, [sample])
+    assert telemetry.newest_energy_j(paths) == 9.0, "a damaged file says nothing of the other ranks"
 
 
 def test_a_run_that_leaves_a_node_says_which_and_why(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
