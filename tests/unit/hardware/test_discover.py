@@ -64,6 +64,15 @@ EXPECTED: dict[str, tuple[dict[str, tuple[object, ...]], dict[str, str]]] = {
         },
         {},
     ),
+    # 104 of 112 cores are for jobs; the QOS of the partition `dev` allows 2 of its 4 hours.
+    "digit_names": (
+        {
+            f"25a/{partition}_h100_x{count}": ("H100", count, 13, 231, None, minutes)
+            for partition, minutes in (("dev", 120), ("8gpus", 1440), ("256gpus", 720))
+            for count in (1, 8)
+        },
+        {},
+    ),
     # Whole nodes by select/linear, memory unknown, GPUs without a type.
     "no_accounting": ({"lab/batch_gpu_x4": (None, 4, 8, None, None, 1440)}, {}),
     # 128 CPUs are 64 cores; 8 cores and 32 GB are the site's own. A whole-node partition has no file of one GPU.
@@ -151,6 +160,7 @@ def test_a_file_for_each_useful_shape(name: str, recorded: Play) -> None:
 
 SMALLEST = {
     "capped": "nova/h100_x1", "debian_22_05": "bed2205/main_a100_x1", "debian_24_11": "bed2411/main_a100_x1",
+    "digit_names": "25a/dev_h100_x1",
     "mig": "campus/gpu_a100_x1", "mixed_nodes": "zoo/main_a100_x1", "no_accounting": "lab/batch_gpu_x4",
     "one_gpu_nodes": "vista2/gh_cpu_x1", "qos_only": "cori2/gpu_regular_x4",
     "whole_nodes": "boreal/standard-g_mi250_x8",

@@ -176,3 +176,26 @@ def test_the_longest_time_limit_is_that_of_the_partition_or_the_qos() -> None:
     assert longest(qos="fast") == (30, "MaxWall of QOS fast")
     assert longest(partition="long") is longest(partition="gpu,long") is None, "Slurm takes the one that can"
     assert longest_limit(SHAPE, Limits()) is None
+
+
+def test_the_limit_of_a_partitions_qos_counts_before_the_jobs_own() -> None:
+    """As a job of 22.05 that is too long waits for ever: QOSMaxWallDurationPerJobLimit."""
+    gpu = dataclasses.replace(GPU, qos="of_gpu")
+    limits = dataclasses.replace(
+        LIMITS,
+        partitions={"gpu": gpu, "long": dataclasses.replace(LONG, qos="of_gpu"), "other": Partition(name="other")},
+        qos_max_time_min={"normal": None, "fast": 30, "over": 90, "of_gpu": 50},
+        qos_flags={name: frozenset({"OverPartQOS"}) for name in ("over", "unlimited")},
+    )
+
+    def longest(qos: str | None) -> tuple[int, str] | None:
+        return longest_limit(dataclasses.replace(SHAPE, qos=qos), limits)
+
+    of_partition = (50, "MaxWall of QOS of_gpu, which partition gpu has")
+    assert longest(None) == longest("fast") == longest("unlimited") == of_partition
+    assert longest("over") == (90, "MaxWall of QOS over")
+    (problem,) = _problems(limits)
+    assert "time_limit_min=60 must be at most 50, the MaxWall of QOS of_gpu, which partition gpu has." in problem
+    assert problem.endswith("Or a partition that allows more: other. (hardware=mine)")
+    without = dataclasses.replace(limits, qos_max_time_min={"fast": 30})
+    assert longest_limit(dataclasses.replace(SHAPE, qos="fast"), without) == (30, "MaxWall of QOS fast")
