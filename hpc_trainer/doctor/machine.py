@@ -290,7 +290,7 @@ def _libraries() -> Iterator[Finding]:
         if own is None:
             continue
         soname = f"{library}.so.{_numbers(own)[0]}"
-        first = next((folder for folder in folders if (folder / soname).exists()), None)
+        first = next((folder for folder in folders if os.access(folder / soname, os.R_OK)), None)
         if first is None:
             continue
         real = (first / soname).resolve().name

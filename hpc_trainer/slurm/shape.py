@@ -257,7 +257,13 @@ def _longest_in(shape: Shape, partition: Partition | None, limits: Limits) -> tu
     if "OverPartQOS" not in flags:
         names.reverse()
     of_qos = [(limit, text) for name, text in names if (limit := limits.qos_max_time_min.get(name or "")) is not None]
-    return min([*bounds, *of_qos[:1]], default=None)  # of two QOS with a limit the first decides (acct_policy.c)
+    # Of two QOS with a limit the first decides; without such a QOS the association does (acct_policy.c).
+    bounds += of_qos[:1]
+    own = limits.association_of(shape.account, shape.partition if partition is None else partition.name)
+    has_qos_limit = of_qos or limits.qos_max_time_min.get(qos or "normal") is not None  # `normal` if nothing sets it
+    if not has_qos_limit and own is not None and own.max_time_min is not None:
+        bounds.append((own.max_time_min, f"MaxWall of account {own.account}"))
+    return min(bounds, default=None)
 
 
 def _partition_sizes(shape: Shape, partition: Partition) -> Iterator[str]:

@@ -197,5 +197,12 @@ def test_the_limit_of_a_partitions_qos_counts_before_the_jobs_own() -> None:
     (problem,) = _problems(limits)
     assert "time_limit_min=60 must be at most 50, the MaxWall of QOS of_gpu, which partition gpu has." in problem
     assert problem.endswith("Or a partition that allows more: other. (hardware=mine)")
+    own = dataclasses.replace(LIMITS.associations[0], max_time_min=20)
+    capped = dataclasses.replace(limits, associations=(own,))
+    assert longest_limit(SHAPE, capped) == of_partition, "a limit of a QOS replaces the association's"
+    none_of_qos = dataclasses.replace(capped, qos_max_time_min={})
+    assert longest_limit(SHAPE, none_of_qos) == (20, "MaxWall of account lab")
+    guess = dataclasses.replace(none_of_qos, qos_max_time_min={"normal": 90})
+    assert longest_limit(SHAPE, guess) == (1440, "MaxTime of partition gpu"), "Slurm takes the QOS normal"
     without = dataclasses.replace(limits, qos_max_time_min={"fast": 30})
     assert longest_limit(dataclasses.replace(SHAPE, qos="fast"), without) == (30, "MaxWall of QOS fast")
