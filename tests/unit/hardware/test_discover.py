@@ -470,7 +470,7 @@ def test_a_site_without_a_confirmed_name_is_recognised_by_its_login_node(
             part, re.sub(r"^((?:PartitionName=)?)main\b", r"\1boost_usr_prod", cluster.parts[part], flags=re.MULTILINE)
         )
     assert find_shipped(read_inventory(), []) == []
-    monkeypatch.setattr("socket.gethostname", lambda: "login05.leonardo.cineca.it")
+    monkeypatch.setattr("socket.gethostname", lambda: "login05.leonardo.local")
     assert [profile.name for profile in find_shipped(read_inventory(), [])] == ["cineca/leonardo_x4"]
 
 
