@@ -119,6 +119,14 @@ def _of_controller(controller: Controller, before: float, after: float) -> Itera
         )  # fmt: skip
     else:
         yield ok("slurm", f"Slurm {version}, cluster {controller.cluster or 'without a name'}")
+    clusters, here = os.environ.get("SLURM_CLUSTERS", ""), controller.cluster or ""
+    if clusters and clusters.lower() != here.lower():
+        yield warning(
+            "slurm", f"this shell has SLURM_CLUSTERS={clusters}, and {here or 'another cluster'} answered",
+            why="sbatch may give a run to another cluster than the one whose limits plan checks and whose jobs status "
+            "shows, or refuse it",
+            fix=f"unset SLURM_CLUSTERS, or export SLURM_CLUSTERS={here or 'NAME'} before each command",
+        )  # fmt: skip
     if controller.clock is not None:
         # Whole seconds, taken between the two times.
         skew = min(controller.clock + 1 - before, 0.0) + max(controller.clock - after, 0.0)

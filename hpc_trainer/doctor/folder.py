@@ -229,6 +229,9 @@ def _remaining(folder: Path, measured: Mapping[str, Any]) -> tuple[Room, str]:
     return room, f"{_gigabytes(room.num_bytes)} and {_count(room.num_files)} files{limited}"
 
 
+_HOME_WHY = "Hugging Face, torch and Triton keep caches there, and what hardware check --run measured is kept there"
+
+
 def _home(home: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield the finding about the home directory; none if it shares the disk of the sweeps, reported separately."""
     if not home["exists"]:
@@ -236,6 +239,13 @@ def _home(home: Mapping[str, Any]) -> Iterator[Finding]:
             "home", f"your home directory {home['folder']} does not exist",
             why="your own settings (~/.config/hpc_trainer) are not found, and caches of other packages cannot be made",
             fix="ask the site; or export HOME=FOLDER, a folder of yours that the nodes have too",
+        )  # fmt: skip
+        return
+    if home["problem"] is not None:
+        yield warning(
+            "home", f"nothing can be written to your home directory {home['folder']}: {home['problem']}",
+            why=_HOME_WHY,
+            fix="ask the site; or move caches: export HF_HOME=FOLDER XDG_CACHE_HOME=FOLDER XDG_STATE_HOME=FOLDER",
         )  # fmt: skip
         return
     if home["is_same"]:
@@ -246,7 +256,7 @@ def _home(home: Mapping[str, Any]) -> Iterator[Finding]:
         return
     yield warning(
         "home", f"only {remaining} are left in your home directory {home['folder']}",
-        why="Hugging Face, torch and Triton keep caches there, and what hardware check --run measured is kept there",
+        why=_HOME_WHY,
         fix="du -sh ~/.[a-z]* ~/*, and delete what you do not need; or move caches: export HF_HOME=FOLDER "
         "XDG_CACHE_HOME=FOLDER",
     )  # fmt: skip

@@ -54,7 +54,21 @@ def main(folder: Path, purge_days: int | None) -> None:
         return
     room = free_room(home)
     is_same = home.stat().st_dev == _nearest(folder.absolute()).lstat().st_dev
-    _say("home", folder=str(home), exists=True, is_same=is_same, num_bytes=room.num_bytes, num_files=room.num_files)
+    _say(
+        "home", folder=str(home), exists=True, problem=_refusal(home), is_same=is_same, num_bytes=room.num_bytes,
+        num_files=room.num_files,
+    )  # fmt: skip
+
+
+def _refusal(home: Path) -> str | None:
+    """Return the error of making a folder in the home directory; None if it can be made, or only space is missing."""
+    own = home / f".hpc-trainer-doctor-{node_name()}-{os.getpid()}"
+    try:
+        own.mkdir(0o700)
+        own.rmdir()
+    except OSError as error:
+        return None if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror
+    return None
 
 
 def _look_at_folder(folder: Path, purge_days: int | None) -> None:

@@ -36,9 +36,11 @@ def machine_findings() -> Iterator[Finding]:
     yield from _settings()
     yield from _packages()
     yield from _torch()
+    yield from _libraries()
     yield _plugins()
     yield _limits()
     yield _ports()
+    yield from _temporary()
 
 
 def _python() -> Finding:
@@ -270,7 +272,40 @@ def _least_driver(build: TorchBuild) -> int | None:
     return _LEAST_DRIVER.get(major[0]) if major else None
 
 
-# --- Hydra plugins, limits, ports ---
+_OF_CUDA = {
+    "libcudart": "nvidia-cuda-runtime",
+    "libnvJitLink": "nvidia-nvjitlink",
+    "libcudnn": "nvidia-cudnn",
+    "libnccl": "nvidia-nccl",
+}
+"""Library -> the package, without -cu12 and the like, that brings it for torch."""
+
+
+def _libraries() -> Iterator[Finding]:
+    """Yield a finding if LD_LIBRARY_PATH has an older library of CUDA, which torch then loads instead of its own."""
+    folders = [Path(folder) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    for library, package in _OF_CUDA.items() if folders else ():
+        names = (package, *(f"{package}-cu{major}" for major in _LEAST_DRIVER))
+        name, own = next(((name, own) for name in names if (own := _version(name))), (package, None))
+        if own is None:
+            continue
+        soname = f"{library}.so.{_numbers(own)[0]}"
+        first = next((folder for folder in folders if os.access(folder / soname, os.R_OK)), None)
+        if first is None:
+            continue
+        real = (first / soname).resolve().name
+        found = _numbers(real.removeprefix(f"{library}.so."))
+        if found < _numbers(own)[: len(found)]:
+            yield warning(
+                "libraries", f"LD_LIBRARY_PATH has {real} in {first}, and torch needs that of {name} {own}",
+                why="the older library is loaded first: undefined symbol, or CUDA does not start; jobs get the same "
+                "LD_LIBRARY_PATH",
+                fix="module unload the CUDA module before submit and in cluster.setup (torch brings its own CUDA), or "
+                "unset LD_LIBRARY_PATH",
+            )  # fmt: skip
+
+
+# --- Hydra plugins, limits, ports, temporary files ---
 
 
 def _plugins() -> Finding:
@@ -365,3 +400,14 @@ def _ports() -> Finding:
             fix="ask the site, or the owner of the container, for a loopback interface (ip link set lo up)",
         )  # fmt: skip
     return ok("ports", f"a free port of 127.0.0.1 can be used ({port})")
+
+
+def _temporary() -> Iterator[Finding]:
+    folder = os.environ.get("TMPDIR")
+    if folder and not os.access(folder, os.W_OK | os.X_OK):
+        state = "does not exist" if not os.path.lexists(folder) else "takes no files of yours"
+        yield warning(
+            "temporary files", f"TMPDIR={folder} {state}",
+            why="Python then uses /tmp, but mktemp, apptainer and compilers fail; jobs get the same variable",
+            fix="mkdir -p that folder, or unset TMPDIR",
+        )  # fmt: skip

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import re
+import socket
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ from hpc_trainer.config.compose.composer import Composer
 from hpc_trainer.config.compose.overrides import default_overrides
 from hpc_trainer.config.schema.cluster import HardwareConfig
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.hardware.profiles import read_cluster, read_profiles, site_of
+from hpc_trainer.hardware.profiles import Profile, read_cluster, read_profiles, site_of
 from hpc_trainer.record.reading import read_json
 from hpc_trainer.slurm.inventory import OUT_OF_SERVICE
 from hpc_trainer.slurm.limits import Limits
@@ -235,6 +237,8 @@ class Shipped:
     name: str
     lines: tuple[Line, ...]
     differences: tuple[str, ...]
+    found_by: str = "name"
+    """`name` if the site has this ClusterName; `nodes` if no source confirms the site's, and all else fits."""
 
     @property
     def is_fit(self) -> bool:
@@ -243,23 +247,59 @@ class Shipped:
 
 
 def find_shipped(limits: Limits, discovered: Sequence[Mapping[str, Any]]) -> list[Shipped]:
-    """Return the shipped profiles of the cluster that answers here, by its ClusterName.
+    """Return the shipped profiles of the cluster that answers here.
+
+    A site is known by its ClusterName. If no site has this name, a site whose name no source confirms is known by its
+    partitions, features and login nodes, if its profiles fit.
 
     Args:
         limits: the answers of Slurm.
         discovered: keys of the discovered hardware files, for the comparison.
     """
-    clusters = dict.fromkeys(profile.cluster for profile in read_profiles() if profile.cluster is not None)
-    ours = {name for name in clusters if site_of(read_cluster(name))["slurm_cluster"] == limits.cluster}
-    names = [profile.name for profile in read_profiles() if profile.cluster in ours]
-    return [
-        Shipped(
+    by_cluster: dict[str, list[Profile]] = {}
+    for profile in read_profiles():
+        if profile.cluster is not None:
+            by_cluster.setdefault(profile.cluster, []).append(profile)
+    sites = {cluster: site_of(read_cluster(cluster)) for cluster in by_cluster}
+    here = (limits.cluster or "").lower()
+    ours = [cluster for cluster, site in sites.items() if here and (site["slurm_cluster"] or "").lower() == here]
+    if ours:
+        named = [profile for cluster in ours for profile in by_cluster[cluster]]
+        return [*_compared(named, limits, discovered, "name")]
+    found = []
+    for cluster, site in sites.items():
+        is_confirmed = site["slurm_cluster"] and "slurm_cluster" not in site["unverified"]
+        if not is_confirmed and _looks_like(site, by_cluster[cluster], limits):
+            compared = [*_compared(by_cluster[cluster], limits, discovered, "nodes")]
+            found += compared if all(profile.is_fit for profile in compared) else []
+    return found
+
+
+def _compared(
+    profiles: Sequence[Profile], limits: Limits, discovered: Sequence[Mapping[str, Any]], found_by: str
+) -> Iterator[Shipped]:
+    names = [profile.name for profile in profiles]
+    for name, config in zip(names, compose_profiles(names), strict=True):
+        yield Shipped(
             name=name,
             lines=tuple(line for line in check_lines(config, limits) if line.verdict != OK),
             differences=tuple(_differences(config.hardware, limits, discovered)),
+            found_by=found_by,
         )
-        for name, config in zip(names, compose_profiles(names) if names else (), strict=True)
-    ]
+
+
+def _looks_like(site: Mapping[str, Any], profiles: Sequence[Profile], limits: Limits) -> bool:
+    """Return True if all partitions and features of a site's files are here, and there are two or it is its login node.
+
+    One name alone proves little: many clusters have a partition `gpu`.
+    """
+    partitions = {limit["partition"] for limit in site["time_limits"] if limit.get("partition")}
+    partitions |= {name for profile in profiles for name in (profile["partition"] or "").split(",") if name}
+    features = {word for profile in profiles for word in re.findall(r"[\w.:-]+", profile["constraint"] or "")}
+    present = {feature for group in limits.nodes for feature in group.features}
+    is_login_node = site["login_hosts"] is not None and fnmatch.fnmatch(socket.gethostname(), site["login_hosts"])
+    has_all = partitions <= limits.partitions.keys() and features <= present
+    return has_all and (len(partitions | features) > 1 or is_login_node)
 
 
 def _differences(hardware: HardwareConfig, limits: Limits, discovered: Sequence[Mapping[str, Any]]) -> Iterator[str]:

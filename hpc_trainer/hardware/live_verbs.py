@@ -76,7 +76,7 @@ def run_discover(
         print_json({**_discovery_json(discovery, choice, files, dry_run=dry_run), "shipped": _shipped_json(shipped)})
     else:
         _print_discovery(discovery, choice, files, output, dry_run=dry_run)
-        _print_shipped(shipped)
+        _print_shipped(shipped, limits)
         _print_outcome(discovery, files, output, dry_run=dry_run)
     if any(file.action == "differs" for file in files):
         sys.exit(ExitCode.FAILED)
@@ -156,9 +156,11 @@ def _print_discovery(
             print(f"\n# {output / proposal.group / proposal.name}.yaml\n{proposal.text}", end="")
 
 
-def _print_shipped(shipped: Sequence[Shipped]) -> None:
-    if shipped:
+def _print_shipped(shipped: Sequence[Shipped], limits: Limits) -> None:
+    if shipped and shipped[0].found_by == "name":
         print("\nShipped profiles of this cluster:")
+    elif shipped:
+        print(f"\nShipped profiles with these partitions and nodes (not confirmed: ClusterName {limits.cluster}):")
     for profile in shipped:
         say(f"  {profile.name}: {'fits' if profile.is_fit else 'does not fit'}")
         for text in (*(f"{line.verdict}: {line.fix}" for line in profile.lines), *profile.differences):
@@ -168,7 +170,8 @@ def _print_shipped(shipped: Sequence[Shipped]) -> None:
 def _shipped_json(shipped: Sequence[Shipped]) -> list[dict[str, Any]]:
     return [
         {
-            "name": profile.name, "is_fit": profile.is_fit, "differences": list(profile.differences),
+            "name": profile.name, "is_fit": profile.is_fit, "found_by": profile.found_by,
+            "differences": list(profile.differences),
             "lines": [dataclasses.asdict(line) for line in profile.lines],
         }
         for profile in shipped

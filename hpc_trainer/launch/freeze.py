@@ -13,7 +13,7 @@ from typing import Any
 
 from hpc_trainer.config.compose.condition import PointValues
 from hpc_trainer.config.compose.fast_compose import Composed, GridComposer
-from hpc_trainer.config.compose.grid import FIRST, Point, expand_grid
+from hpc_trainer.config.compose.grid import FIRST, Point, expand_grid, list_of
 from hpc_trainer.config.compose.own_files import Project, config_dirs_of, read_project, read_user_config
 from hpc_trainer.config.identity import SeedDigests, build_run_id, config_digest, had_another_name, run_id_of, run_label
 from hpc_trainer.config.load import Memo, to_plain
@@ -102,6 +102,16 @@ def _has_news(project: Project, sweep: SweepPaths) -> bool:
     return newest is None or not set(project.trust) <= {*newest.config.get("trust", ())}
 
 
+def _chosen_profiles(specs: Iterable[RunSpec]) -> list[str]:
+    """Return the hardware profiles that the user named, each once."""
+    texts = dict.fromkeys(
+        spec.axes.get("hardware") or next((word for word in spec.overrides if word.startswith("hardware=")), "")
+        for spec in specs
+    )
+    named = [text.removeprefix("hardware=") for text in texts]
+    return list(dict.fromkeys(name for text in named for name in list_of("hardware", text) or [text] if name))
+
+
 def _freeze_grid(
     overrides: Sequence[str], config_dirs: Sequence[Path], trust: Sequence[str], *, is_search: bool
 ) -> Grid:
@@ -122,6 +132,7 @@ def _freeze_grid(
                 if len(duplicates) < _DUPLICATES_KEPT:
                     duplicates.append((kept.axes, spec.axes))
         counts = dict(composer.counts + points.twins.counts)
+        twins = [composer.unread_twin("hardware", name) for name in _chosen_profiles(specs.values())]
     num_excluded = expansion.num_excluded + points.num_excluded
     if points.problems:
         raise ConfigError("\n".join(points.problems))
@@ -142,7 +153,7 @@ def _freeze_grid(
         group_readable=first.paths.group_readable,
         budget=first.budget,
         num_excluded=num_excluded,
-        notes=tuple(points.notes),
+        notes=(*points.notes, *filter(None, twins)),
         duplicates=tuple(duplicates),
         compose_counts=counts,
         unsettled=points.unsettled,

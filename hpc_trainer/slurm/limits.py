@@ -91,6 +91,8 @@ class Association:
     qos: tuple[str, ...] = ()
     default_qos: str = ""
     is_default: bool = False
+    max_time_min: int | None = None
+    """MaxWall of the association, its account's included; a QOS with a MaxWall replaces it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,7 +260,7 @@ def parse_limits(
         enforced=enforced,
         partitions={record["PartitionName"]: _partition(record) for record in records if "PartitionName" in record},
         nodes=tuple(_node_groups(nodes)),
-        associations=tuple(_associations(own, associations, user)),
+        associations=tuple(_associations(own, associations, user, has_caps=has_caps)),
         account_caps=dict(_account_caps(associations, parents, user)) if has_caps else {},
         qos_caps=dict(_qos_caps(records, of_qos)) if has_caps else {},
         parents=parents,
@@ -376,17 +378,27 @@ def _rows(accounting: str, width: int) -> Iterator[list[str]]:
 _ASSOC_WIDTH, _QOS_WIDTH = 5, 6
 
 
-def _associations(rows: list[list[str]], controller: list[dict[str, str]], user: str) -> Iterator[Association]:
-    default = {record["Account"] for record in controller if _is_user(record, user) and record.get("DefAssoc") == "Yes"}
+def _associations(
+    rows: list[list[str]], controller: list[dict[str, str]], user: str, *, has_caps: bool
+) -> Iterator[Association]:
+    own = [record for record in controller if _is_user(record, user)]
+    default = {record["Account"] for record in own if record.get("DefAssoc") == "Yes"}
+    times = {
+        (record["Account"], record.get("Partition", "")): _number(record.get("MaxWallPJ"))
+        for record in (own if has_caps else ())
+    }
     for account, partition, qos, default_qos, _max_submit in rows:
         yield Association(
             account=account, partition=partition, qos=_names(qos) or (), default_qos=default_qos,
-            is_default=account in default,
+            is_default=account in default, max_time_min=times.get((account, partition)),
         )  # fmt: skip
     if not rows:
-        for record in controller:
-            if _is_user(record, user):
-                yield Association(account=record["Account"], is_default=record["Account"] in default)
+        for record in own:
+            account = record["Account"]
+            yield Association(
+                account=account, is_default=account in default,
+                max_time_min=times.get((account, record.get("Partition", ""))),
+            )  # fmt: skip
 
 
 def _is_user(record: Mapping[str, str], user: str) -> bool:

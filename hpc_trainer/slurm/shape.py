@@ -223,7 +223,7 @@ def _time(shape: Shape, partition: Partition | None, limits: Limits) -> Iterator
         longer = [
             candidate.name
             for candidate in limits.partitions.values()
-            if candidate.max_time_min is None or candidate.max_time_min >= shape.time_limit_min
+            if (most := _longest_in(shape, candidate, limits)) is None or most[0] >= shape.time_limit_min
         ]
         other = f" Or a partition that allows more: {', '.join(longer)}." if longer and "partition" in name else ""
         yield (
@@ -247,12 +247,22 @@ def longest_limit(shape: Shape, limits: Limits) -> tuple[int, str] | None:
 def _longest_in(shape: Shape, partition: Partition | None, limits: Limits) -> tuple[int, str] | None:
     bounds = []
     qos = limits.qos_of(shape.qos, shape.account, shape.partition)
-    lifts = "PartitionTimeLimit" in limits.qos_flags.get(qos or "", ())  # this QOS may exceed the partition's limit
+    flags = limits.qos_flags.get(qos or "", ())
+    lifts = "PartitionTimeLimit" in flags  # this QOS may exceed the partition's limit
     if partition is not None and partition.max_time_min is not None and not lifts:
         bounds.append((partition.max_time_min, f"MaxTime of partition {partition.name}"))
-    qos_limit = limits.qos_max_time_min.get(qos or "")
-    if qos_limit is not None:
-        bounds.append((qos_limit, f"MaxWall of QOS {qos}"))
+    names = [(qos, f"MaxWall of QOS {qos}")]
+    if partition is not None and partition.qos is not None:
+        names.append((partition.qos, f"MaxWall of QOS {partition.qos}, which partition {partition.name} has"))
+    if "OverPartQOS" not in flags:
+        names.reverse()
+    of_qos = [(limit, text) for name, text in names if (limit := limits.qos_max_time_min.get(name or "")) is not None]
+    # Of two QOS with a limit the first decides; without such a QOS the association does (acct_policy.c).
+    bounds += of_qos[:1]
+    own = limits.association_of(shape.account, shape.partition if partition is None else partition.name)
+    has_qos_limit = of_qos or limits.qos_max_time_min.get(qos or "normal") is not None  # `normal` if nothing sets it
+    if not has_qos_limit and own is not None and own.max_time_min is not None:
+        bounds.append((own.max_time_min, f"MaxWall of account {own.account}"))
     return min(bounds, default=None)
 
 

@@ -56,6 +56,32 @@ def test_what_was_discovered_plans_and_runs(
 
 
 @pytest.mark.long
+def test_the_time_limit_of_a_partitions_qos_binds_as_plan_says(
+    slurm_variant: Callable[[str], SlurmCluster], tmp_path: Path
+) -> None:
+    """Slurm accepts a longer job and never starts it; `sbatch --test-only` tells a start."""
+    driver = Driver(slurm_variant("smallarray"), tmp_path)  # limits are enforced here
+    slurm = driver.slurm
+    reason = "QOSMaxWallDurationPerJobLimit"
+    try:
+        slurm.run("sacctmgr", "-i", "modify", "qos", "limited", "set", "MaxWall=2")
+        slurm.run("scontrol", "update", "partitionname=main", "qos=limited")
+        slurm.run("sbatch", "--time=3", "--mem=50", "--wrap=true")
+        slurm.wait_for(lambda: reason in slurm.run("squeue", "-h", "-o", "%r").stdout, 60, reason)
+        found = driver.json("hardware", "discover", "--partition", "main")
+        assert {file["values"]["time_limit_min"] for file in found["files"][1:]} == {2}
+        words = ("--config-dir", "site", *TINY, f"hardware={found['files'][1]['name']}", "sweep_name=long")
+        assert driver.json("plan", *words)["problems"] == []
+        refused = driver.run("plan", *words, "hardware.time_limit_min=3", check=False)
+        assert refused.returncode
+        assert "must be at most 2, the MaxWall of QOS limited, which partition main has" in refused.stdout
+    finally:
+        slurm.run("scancel", "--state=PENDING")
+        slurm.run("scontrol", "update", "partitionname=main", "qos=")
+        slurm.run("sacctmgr", "-i", "modify", "qos", "limited", "set", "MaxWall=-1")
+
+
+@pytest.mark.long
 def test_a_job_measures_two_nodes_with_two_ranks_each(slurm: SlurmCluster, tmp_path: Path) -> None:
     driver = Driver(slurm, tmp_path)
     copy = tmp_path / "site" / "hardware" / "copy.yaml"  # of the same name: the same figures

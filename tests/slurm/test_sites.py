@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer import api
+from hpc_trainer.hardware.check import find_shipped
 from hpc_trainer.hardware.profiles import read_profiles
+from hpc_trainer.slurm.inventory import read_inventory
 from tests.slurm.testbed.cluster import SlurmCluster
 from tests.slurm.testbed.sites import SITES, PlayedSites
 from tests.slurm.testbed.spec import BedError, base_folder
@@ -86,3 +88,14 @@ def test_what_a_site_lacks_is_told_with_the_nearest_it_has(at: Callable[[str], S
     ):
         (problem,) = api.plan(*GRID, "hardware=nersc/perlmutter_x4", word).problems
         assert message in problem
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("site", ["cscs/clariden", "idris/jean_zay", "tacc/horizon", "tacc/vista"])
+def test_discover_recognises_a_site_whose_name_nobody_confirms(at: Callable[[str], SlurmCluster], site: str) -> None:
+    """The played Slurm has a ClusterName of its own."""
+    at(site)
+    found = find_shipped(read_inventory(), [])
+    assert {profile.name: profile.is_fit for profile in found} == {
+        name: True for name, profile in PROFILES.items() if profile.cluster == site
+    }

@@ -156,6 +156,45 @@ def test_a_torch_that_needs_a_newer_driver_is_named(
         assert "needs NVIDIA driver 580 or newer, and this machine has 550.54.15" in found["torch"].what
 
 
+@pytest.mark.parametrize(
+    ("library", "package", "files"),
+    [
+        (
+            "libnvJitLink.so.12",
+            ("nvidia-nvjitlink-cu12", "12.8.93"),
+            ("libnvJitLink.so.12.1.105", "libnvJitLink.so.12.8.93"),
+        ),
+        ("libcudart.so.13", ("nvidia-cuda-runtime", "13.0.48"), ("libcudart.so.13.0.3", "libcudart.so.13.1.2")),
+        ("libnccl.so.2", ("nvidia-nccl-cu12", "2.27.3"), ("libnccl.so.2.18.1", "libnccl.so.2.27.3")),
+    ],
+)
+def test_an_older_library_of_cuda_that_hides_torchs_is_named(
+    library: str, package: tuple[str, str], files: tuple[str, str], plant: Callable[..., Path], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    plant(*distribution(*package))
+    folder = tmp_path / "cuda" / "lib64"
+    folder.mkdir(parents=True)
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"/nonexistent::{folder}")
+    older, fitting = files
+    (folder / older).touch()
+    (folder / library).symlink_to(older)
+    the_only(machine_findings(), "libraries", older, package[1], str(folder), "module unload")
+    (folder / library).unlink()
+    (folder / fitting).touch()
+    (folder / library).symlink_to(fitting)
+    assert problems(machine_findings()) == {}
+
+
+def test_a_folder_for_temporary_files_that_does_not_exist_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "gone"))
+    the_only(machine_findings(), "temporary files", str(tmp_path / "gone"), "mktemp", "unset TMPDIR")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert problems(machine_findings()) == {}
+
+
 def test_a_low_limit_is_named() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
@@ -251,6 +290,16 @@ def test_a_full_home_is_named(mounted: Callable[[str], Path], tmp_path: Path, mo
     assert problems(folder(tmp_path / "runs")) == {}
     monkeypatch.setenv("HOME", str(tmp_path / "nobody"))
     the_only(folder(tmp_path / "runs"), "home", "does not exist")
+
+
+@needs_root
+def test_a_home_in_which_nothing_can_be_written_is_named(
+    mounted: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an NFS home is for root (root_squash), or a home that the site mounts read-only."""
+    monkeypatch.setenv("HOME", str(mounted("ro,size=20g,mode=0755")))
+    finding = the_only(folder(tmp_path / "runs"), "home", "Read-only file system", "HF_HOME")
+    assert finding.status is Status.warning
 
 
 @needs_root
@@ -393,6 +442,19 @@ def test_variables_of_sbatch_in_the_shell_are_named(
     monkeypatch.setenv("SLURM_JOB_ID", "1")  # of a surrounding job
     own.unlink()
     assert problems(Cluster().findings()) == {}
+
+
+def test_a_variable_that_sends_jobs_to_other_clusters_is_named(
+    slurm: Callable[..., FakeSlurm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm((platform.machine(), "(null)"))
+    for clusters in ("bed", "BED"):
+        monkeypatch.setenv("SLURM_CLUSTERS", clusters)
+        assert problems(Cluster().findings()) == {}, "the cluster that answers"
+    for clusters in ("bed,other", "all", "other"):
+        monkeypatch.setenv("SLURM_CLUSTERS", clusters)
+        finding = the_only(Cluster().findings(), "slurm", f"SLURM_CLUSTERS={clusters}", "export SLURM_CLUSTERS=bed")
+        assert finding.status is Status.warning
 
 
 def test_no_slurm_at_all_is_fine(no_slurm: None) -> None:

@@ -18,6 +18,7 @@ import yaml
 from hpc_trainer.config.compose.composer import Composer
 from hpc_trainer.config.schema.cluster import ClusterConfig, HardwareConfig
 from hpc_trainer.errors import ConfigError, MissingCommandError, UnclearError
+from hpc_trainer.hardware.check import find_shipped
 from hpc_trainer.hardware.discover import Choice, Discovery, access_to, discover, smallest_here
 from hpc_trainer.hardware.live_verbs import run_discover
 from hpc_trainer.hardware.site_files import Proposal, write_files
@@ -60,6 +61,15 @@ EXPECTED: dict[str, tuple[dict[str, tuple[object, ...]], dict[str, str]]] = {
             "bed2205/short_a100_x4": ("a100", 4, 2, 1.95, None, 10),
             "bed2205/preempt_a100_x1": ("a100", 1, 2, 1.95, None, 1440),
             "bed2205/preempt_a100_x4": ("a100", 4, 2, 1.95, None, 1440),
+        },
+        {},
+    ),
+    # 104 of 112 cores are for jobs; the QOS of the partition `dev` allows 2 of its 4 hours.
+    "digit_names": (
+        {
+            f"25a/{partition}_h100_x{count}": ("H100", count, 13, 231, None, minutes)
+            for partition, minutes in (("dev", 120), ("8gpus", 1440), ("256gpus", 720))
+            for count in (1, 8)
         },
         {},
     ),
@@ -150,6 +160,7 @@ def test_a_file_for_each_useful_shape(name: str, recorded: Play) -> None:
 
 SMALLEST = {
     "capped": "nova/h100_x1", "debian_22_05": "bed2205/main_a100_x1", "debian_24_11": "bed2411/main_a100_x1",
+    "digit_names": "25a/dev_h100_x1",
     "mig": "campus/gpu_a100_x1", "mixed_nodes": "zoo/main_a100_x1", "no_accounting": "lab/batch_gpu_x4",
     "one_gpu_nodes": "vista2/gh_cpu_x1", "qos_only": "cori2/gpu_regular_x4",
     "whole_nodes": "boreal/standard-g_mi250_x8",
@@ -417,6 +428,50 @@ def test_a_shipped_profile_of_the_cluster_is_compared(
     run_discover(tmp_path, [], None, None, force=False, dry_run=True, as_json=False)
     said = capsys.readouterr().out.partition("Shipped profiles of this cluster:\n")[2]
     assert "  nersc/perlmutter_x4: does not fit\n    wrong: " in said
+
+
+def test_a_cluster_name_in_other_letters_is_recognised(recorded: Play) -> None:
+    cluster = recorded("qos_only")
+    cluster.answer("scontrol", cluster.parts["scontrol"].replace("cori2", "Delta"))
+    assert {profile.name.partition("/")[0] for profile in find_shipped(read_inventory(), [])} == {"ncsa"}
+
+
+def test_a_site_without_a_confirmed_name_is_recognised_by_its_partitions_and_nodes(
+    recorded: Play, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The recorded cluster has Vista's partitions and nodes, and a name that no profile has."""
+    recorded("one_gpu_nodes")
+    run_discover(tmp_path, [], None, None, force=False, dry_run=True, as_json=True)
+    (profile,) = json.loads(capsys.readouterr().out)["shipped"]
+    assert (profile["name"], profile["is_fit"], profile["found_by"]) == ("tacc/vista_x1", True, "nodes")
+    run_discover(tmp_path, [], None, None, force=False, dry_run=True, as_json=False)
+    said = capsys.readouterr().out
+    assert (
+        "Shipped profiles with these partitions and nodes (not confirmed: ClusterName vista2):\n  tacc/vista_x1: fits"
+        in said
+    )
+
+
+@pytest.mark.parametrize(("old", "new"), [("gh-dev", "gh-test"), ("72", "36")])
+def test_a_site_of_which_something_is_missing_is_not_recognised(old: str, new: str, recorded: Play) -> None:
+    cluster = recorded("one_gpu_nodes")
+    for part, answer in list(cluster.parts.items()):
+        cluster.answer(part, answer.replace(old, new))
+    assert find_shipped(read_inventory(), []) == []
+
+
+def test_a_site_without_a_confirmed_name_is_recognised_by_its_login_node(
+    recorded: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leonardo's files name one partition, which any cluster may have."""
+    cluster = recorded("mixed_nodes")
+    for part in ("scontrol", "sinfo"):
+        cluster.answer(
+            part, re.sub(r"^((?:PartitionName=)?)main\b", r"\1boost_usr_prod", cluster.parts[part], flags=re.MULTILINE)
+        )
+    assert find_shipped(read_inventory(), []) == []
+    monkeypatch.setattr("socket.gethostname", lambda: "login05.leonardo.local")
+    assert [profile.name for profile in find_shipped(read_inventory(), [])] == ["cineca/leonardo_x4"]
 
 
 @pytest.mark.long

@@ -125,12 +125,13 @@ def test_show_tells_figures_reasons_sources_and_the_script() -> None:
     text = _run("show", "olcf/frontier_x8")
     for words in (
         "gpus_per_node   8", "NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3  (OLCF", "internet        no",
-        "partition batch, min_nodes 1, max_nodes 91, max_time_min 120", "unverified      slurm_cluster, login_hosts",
+        "partition batch, min_nodes 1, max_nodes 91, max_time_min 120", "slurm_cluster   frontier",
         "https://docs.olcf.ornl.gov/systems/frontier_user_guide.html, version of 2026-07-22 (all figures)",
         "#SBATCH --network=disable_rdzv_get", "#SBATCH --gpus-per-node=8",
     ):  # fmt: skip
         assert words in text, text
     assert "--array" not in text
+    assert "unverified      slurm_cluster" in _run("show", "alliance/fir_x4")
     told = json.loads(_run("show", "tacc/vista_x1", "--json"))
     assert (told["cluster"], told["site"]["site"]["arch"]) == ("tacc/vista", "aarch64")
     assert not any("gpu" in line or "gres" in line for line in told["script"]), "this site refuses such an option"

@@ -277,3 +277,33 @@ def test_memory_of_a_node(memory: dict[str, float], megabytes: int | None) -> No
 def test_ranks_and_gpu_hours_of_a_shape() -> None:
     shape = dataclasses.replace(SHAPE, num_nodes=3, tasks_per_node=2, ranks_per_task=4, time_limit_min=90)
     assert (shape.ranks_per_node, shape.world_size, shape.gpu_hours) == (8, 24, 18.0)
+
+
+def test_the_limit_of_a_partitions_qos_counts_before_the_jobs_own() -> None:
+    """As a job of 22.05 that is too long waits for ever: QOSMaxWallDurationPerJobLimit."""
+    gpu = dataclasses.replace(GPU, qos="of_gpu")
+    limits = dataclasses.replace(
+        LIMITS,
+        partitions={"gpu": gpu, "long": dataclasses.replace(LONG, qos="of_gpu"), "other": Partition(name="other")},
+        qos_max_time_min={"normal": None, "fast": 30, "over": 90, "of_gpu": 50},
+        qos_flags={name: frozenset({"OverPartQOS"}) for name in ("over", "unlimited")},
+    )
+
+    def longest(qos: str | None) -> tuple[int, str] | None:
+        return longest_limit(dataclasses.replace(SHAPE, qos=qos), limits)
+
+    of_partition = (50, "MaxWall of QOS of_gpu, which partition gpu has")
+    assert longest(None) == longest("fast") == longest("unlimited") == of_partition
+    assert longest("over") == (90, "MaxWall of QOS over")
+    (problem,) = _problems(limits)
+    assert "time_limit_min=60 must be at most 50, the MaxWall of QOS of_gpu, which partition gpu has." in problem
+    assert problem.endswith("Or a partition that allows more: other. (hardware=mine)")
+    own = dataclasses.replace(LIMITS.associations[0], max_time_min=20)
+    capped = dataclasses.replace(limits, associations=(own,))
+    assert longest_limit(SHAPE, capped) == of_partition, "a limit of a QOS replaces the association's"
+    none_of_qos = dataclasses.replace(capped, qos_max_time_min={})
+    assert longest_limit(SHAPE, none_of_qos) == (20, "MaxWall of account lab")
+    guess = dataclasses.replace(none_of_qos, qos_max_time_min={"normal": 90})
+    assert longest_limit(SHAPE, guess) == (1440, "MaxTime of partition gpu"), "Slurm takes the QOS normal"
+    without = dataclasses.replace(limits, qos_max_time_min={"fast": 30})
+    assert longest_limit(dataclasses.replace(SHAPE, qos="fast"), without) == (30, "MaxWall of QOS fast")

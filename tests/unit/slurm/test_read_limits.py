@@ -256,6 +256,16 @@ def test_caps_of_an_association_with_a_partition_hold_there_alone() -> None:
     assert 2 in [cap.limit for cap in limits.submit_caps("gpu", "lab", None)]
 
 
+def test_the_time_that_an_association_allows() -> None:
+    """scontrol shows the account's limit at the user's association, too."""
+    manager = MANAGER.replace("MaxSubmitJobs=40(3)\n", "MaxSubmitJobs=40(3) MaxWallPJ=90\n")
+    for accounting in (ACCOUNTING, ""):
+        limits = parse_limits(CONFIG + manager, accounting=accounting, user="ann")
+        assert {own.account: own.max_time_min for own in limits.associations if own.account == "lab"} == {"lab": 90}
+    unenforced = parse_limits(manager, accounting=ACCOUNTING, user="ann")
+    assert {own.max_time_min for own in unenforced.associations} == {None}
+
+
 def test_what_is_recorded_and_not_enforced_binds_nobody() -> None:
     limits = _limits(CONFIG.replace("associations,limits,qos", "none") + PARTITIONS + MANAGER)
     assert (limits.enforced, limits.account_caps, limits.qos_caps) == (frozenset(), {}, {})

@@ -10,6 +10,7 @@
 #SBATCH --ntasks-per-node=4
 #SBATCH --open-mode=append
 #SBATCH --output=/shared/runs/golden/slurm/%A_%a.out
+#SBATCH --partition=acc
 #SBATCH --qos=acc_ehpc
 #SBATCH --requeue
 #SBATCH --signal=USR2@120

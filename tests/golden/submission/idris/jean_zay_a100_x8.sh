@@ -14,7 +14,7 @@
 #SBATCH --output=/shared/runs/golden/slurm/%A_%a.out
 #SBATCH --requeue
 #SBATCH --signal=USR2@120
-#SBATCH --time=600
+#SBATCH --time=360
 
 # setup
 export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK

@@ -215,6 +215,22 @@ def test_a_file_with_the_name_of_a_shipped_one_is_refused_where_it_is_chosen(sit
         )
 
 
+def test_a_name_that_two_own_folders_have_is_noted_where_it_is_chosen(site: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    first, second = _profile(own, "lab_x1", 22), site / "hardware" / "lab_x1.yaml"
+    _profile(own, "other_x1", 5)
+
+    def notes(*words: str) -> tuple[str, ...]:
+        return freeze_grid([*WORDS, *words], config_dirs=[own]).notes
+
+    told = f"hardware=lab_x1: {first} is read, and {second}, which has other values, is not. Rename one of them."
+    assert notes("hardware=lab_x1") == notes("cluster=slurm", "hardware=first:other_x1,lab_x1") == (told,)
+    assert _minutes("lab_x1", own) == 22
+    assert notes("hardware=other_x1") == ()
+    second.write_text(first.read_text())
+    assert notes("hardware=lab_x1") == ()
+
+
 # --- whose it is ---
 
 
