@@ -315,12 +315,13 @@ SIGNS = (
         "no_conda",
         r"\bconda: (?:command )?not found|Run 'conda init'|not been properly configured to use 'conda activate'",
         "the node's shell does not know conda",
-        "add this line to cluster.setup before `conda activate`: source CONDA_FOLDER/etc/profile.d/conda.sh",
+        "with cluster.environment.conda set cluster.environment.conda_root=CONDA_FOLDER; with `conda activate` in "
+        "cluster.setup add this line before it: source CONDA_FOLDER/etc/profile.d/conda.sh",
         "or set the Python without activation: cluster.python=CONDA_FOLDER/envs/NAME/bin/python",
     ),
     _sign(
         "no_environment",
-        r"Could not find conda environment: (\S+)|EnvironmentNameNotFound: .*?: (\S+)",
+        r"Could not find conda environment: (\S+)|Environment(?:Name|Location)NotFound: .*?: (\S+)",
         "there is no conda environment {found}",
         "`conda env list` shows the existing ones",
     ),

@@ -344,6 +344,7 @@ SIGNS = {
     "slurm_script: line 3: conda: command not found": ("conda", "conda.sh"),
     "CondaError: Run 'conda init' before 'conda activate'": ("conda", "conda.sh"),
     "EnvironmentNameNotFound: Could not find conda environment: trains": ("trains", "conda env list"),
+    "EnvironmentLocationNotFound: Not a conda environment: /lab/envs/trains": ("/lab/envs/trains", "conda env list"),
     "slurm_script: line 3: nvcc: command not found": ("nvcc", "full path"),
     "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0.": ("memory", "mem_gb_per_node"),
     "srun: error: n1: task 0: Killed": ("memory", "mem_gb_per_node"),
