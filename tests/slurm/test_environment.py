@@ -14,6 +14,7 @@ import sys
 import time
 import venv
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,21 @@ def test_a_run_in_a_container_without_slurm_is_requeued_by_the_batch_script(
 
 
 @pytest.mark.long
+def test_the_batch_script_submits_a_successor_of_a_run_in_a_container(driver: Driver, in_container: list[str]) -> None:
+    answer = driver.submit(*ONE, "train.num_steps=1500", *in_container, "sweep_name=inside")
+    job_id = f"{answer['arrays'][0]['job_id']}_0"
+    driver.wait_for_step("inside", 20)
+    driver.slurm.run("scontrol", "update", f"jobid={job_id}", "requeue=0")
+    driver.slurm.run("scancel", "--signal=USR2", job_id)
+    driver.slurm.wait_for(lambda: driver.only_run("inside")["job_id"] != job_id, 60, "a successor of the job")
+    (run,) = driver.wait_for_states("inside", "COMPLETED", "FAILED").values()
+    assert (run["state"], run["attempt"]) == ("COMPLETED", 2), driver.all_logs()
+    end = driver.attempts("inside", "end")[1]
+    assert [record["step"] for record in driver.attempts("inside", "resume")] == [0, end["saved_step"]]
+    assert driver.slurm.run("squeue", "-h").stdout == "", "one successor"
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 def test_ranks_in_a_container_that_hides_all_variables_compute_the_same_bits_as_outside(
     driver: Driver, in_container: list[str], launcher: str
@@ -163,6 +179,28 @@ def test_ranks_of_a_site_that_exports_and_binds_nothing_have_their_variables_and
     variables = json.loads(record.read_text())["variables"]
     assert variables["OMP_DISPLAY_ENV"] == "FALSE", "a variable of the script's lines reaches the ranks"
     assert "NCCL_OF_THE_SHELL" not in variables
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_ranks_that_slurm_binds_keep_their_cores_and_torchrun_shares_those_of_its_task(
+    slurm_variant: Callable[[str], SlurmCluster], launcher: str, tmp_path: Path
+) -> None:
+    driver = Driver(slurm_variant("affinity"), tmp_path)
+    cores = os.sched_getaffinity(0)
+    words = (*ONE, "train.num_steps=1500", "hardware.gpus_per_node=2", f"hardware.cpus_per_gpu={len(cores) // 2}",
+             f"hardware.launcher={launcher}", "sweep_name=bound")  # fmt: skip
+    driver.submit(*words)
+    driver.wait_for_step("bound", 10)
+    job_id = driver.only_run("bound")["job_id"]
+    bound = _allowed_cores(driver.attempts("bound", "start")[0]["pid"], job_id)
+    assert len(bound) == 2
+    assert set.intersection(*bound) == set()
+    assert set.union(*bound) == cores
+    (run,) = driver.wait_for_states("bound", "COMPLETED", "FAILED").values()
+    assert (run["state"], run["attempt"]) == ("COMPLETED", 1), driver.all_logs()
+    told = [path.read_text() for path in (driver.runs / "bound").glob("*/logs/attempt-000.rank-*.log")]
+    assert any("bound to cores" in text for text in told) == (launcher == "torchrun")
 
 
 def _allowed_cores(pid: int, job_id: str) -> list[set[int]]:
