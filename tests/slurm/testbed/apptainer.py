@@ -61,9 +61,9 @@ def _fetch(final: Path) -> None:
         (packages / name).mkdir(parents=True)
     (packages / "sources.list").write_text(f"deb [signed-by={_KEYS}] {debian_mirror()} sid main\n")
     (packages / "apt.conf").write_text(_APT.format(folder=packages))
-    newest = {"APT_CONFIG": str(packages / "apt.conf")}
-    _run(["apt-get", "update", "-qq"], **newest)
-    _run(["apt-get", "download", "-qq", *_PACKAGES], packages, **newest)
+    newest = str(packages / "apt.conf")
+    _run(["apt-get", "update", "-qq"], APT_CONFIG=newest)
+    _run(["apt-get", "download", "-qq", *_PACKAGES], packages, APT_CONFIG=newest)
     _run(["apt-get", "download", "-qq", "patchelf"], packages / "host")
     for path in packages.glob("*.deb"):
         _run(["dpkg-deb", "-x", str(path), str(final)])
