@@ -11,7 +11,8 @@ Each kind is written as its own documentation says; all values are quoted for th
 - conda-pack: the archive has no folder of its own, and conda-unpack corrects the paths in it
   (https://conda.github.io/conda-pack/).
 - Apptainer, Singularity: `exec [options] IMAGE COMMAND`, --bind SRC[:DEST[:OPTIONS]], --nv, --rocm
-  (https://apptainer.org/docs/user/latest/cli/apptainer_exec.html).
+  (https://apptainer.org/docs/user/latest/cli/apptainer_exec.html). APPTAINERENV_X or SINGULARITYENV_X sets X inside,
+  also with --cleanenv (https://apptainer.org/docs/user/latest/environment_and_metadata.html).
 - enroot with pyxis: srun --container-image=, --container-mounts=SRC:DST[:FLAGS][,...]
   (https://github.com/NVIDIA/pyxis/wiki/Usage).
 - CSCS: srun --environment=EDF (https://docs.cscs.ch/software/container-engine/run/); srun --uenv= --view=, and
@@ -93,7 +94,18 @@ def start_of(cluster: Mapping[str, Any], runs_dir: Path, *, has_gpus: bool) -> S
     if environment.container in _APPTAINER:
         binds = [word for bind in (str(runs_dir), *environment.binds) for word in ("--bind", bind)]
         gpus = [f"--{environment.gpus.value}"] if environment.gpus is not None and has_gpus else []
-        prefix = (str(environment.container.value), "exec", *binds, *gpus, *options, image)
+        prefix = (
+            "bash",
+            "-c",
+            INSIDE,
+            "inside",
+            str(environment.container.value),
+            "exec",
+            *binds,
+            *gpus,
+            *options,
+            image,
+        )
     elif environment.container is Container.pyxis:
         mounts = ",".join(bind if ":" in bind else f"{bind}:{bind}" for bind in (str(runs_dir), *environment.binds))
         srun_args = (f"--container-image={image}", f"--container-mounts={mounts}", *options)
@@ -154,6 +166,16 @@ def _python(environment: EnvironmentConfig) -> tuple[str, ...]:
     # Images of Debian have no `python`; those of conda, and each venv, have `python3` too.
     return ("python3",) if environment.container is not None else (sys.executable,)
 
+
+# Runs as `bash -c INSIDE inside COMMAND...` in each rank: with --cleanenv, --containall or APPTAINER_CLEANENV a
+# container sees no variable of Slurm, and its ranks would not know which they are. The container would expand a $ in
+# such a value. An Apptainer that is called singularity takes both names and prefers its own.
+INSIDE = (
+    "for name in ${!SLURM*} ${!SUBMITIT_*} ${!HPC_TRAINER_*} CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES "
+    "HIP_VISIBLE_DEVICES GPU_DEVICE_ORDINAL ZE_AFFINITY_MASK; do "
+    r"[[ -v $name && ${!name} != *[\$\`\"\\]* ]] && "
+    'export "APPTAINERENV_$name=${!name}" "SINGULARITYENV_$name=${!name}"; done; exec "$@"'
+)
 
 # Runs as `bash -c STAGE stage ARCHIVE PYTHON ARGUMENT...` in each rank: the first one of a node unpacks, the others
 # wait. A copy is held by a shared flock until its last process ends, so that launch/frozen_code/unpacking.py, whose

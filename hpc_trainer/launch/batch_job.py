@@ -34,6 +34,9 @@ _EXPORT_START = f"export {JOB_START}=$(date +%s)"
 # sbatch --export=NONE, also where a site forces it, is srun's default too: the ranks would get none of the variables
 # that the lines of this script set (sbatch(1), --export).
 _EXPORT_ALL = "export SLURM_EXPORT_ENV=ALL"
+_LATER_JOBS = "hpc_trainer.launch.later_jobs"
+AT_WORK_ONLY = "--at-work"
+"""Argument of later_jobs: no successor if Slurm refused the requeue because the job is not at work."""
 _GO_ON = "set +e"
 """Line that undoes `set -e` of a user's setup: bash must reach the lines after srun."""
 # bash's ERR trap runs for a failed command that no `if` or `||` tests; its DEBUG trap runs at each line. A failure
@@ -89,6 +92,9 @@ class BatchJob:
     """Further options of sbatch (`cluster.sbatch`)."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of sbatch by which the environment starts."""
+    successor: tuple[str, ...] = ()
+    """Words that submit the successor job of a run in a container, followed by the run's folder and the job's id; ():
+    the run submits it itself."""
     exit_codes: tuple[tuple[int, int], ...] = ()
     """Pairs (our exit code, its replacement) for exit codes that the site's RequeueExit uses."""
 
@@ -116,8 +122,10 @@ class BatchJob:
         if problems:
             raise ConfigError(problems[0])
         start = start_of_ranks(sweep, shape, cluster)
+        is_inside = environment_of(cluster).container is not None
         return cls(
             sweep=sweep, shape=shape, uuid=uuid, exit_codes=exit_codes, facts=start.facts,
+            successor=(sys.executable, *start_words(_LATER_JOBS)) if is_inside else (),
             setup=(*start.lines, *cluster["setup"]), srun_args=(*start.srun_args, *cluster["srun_args"]),
             sbatch={**(cluster.get("sbatch") or {})}, options=start.sbatch,
             command=worker_command(sweep.folder, which, start.words, archive, shape.ranks_per_task), **array,
@@ -146,6 +154,7 @@ class BatchJob:
         """Return the lines after the ranks: a requeue, if a worker asked the batch shell for it, and the exit code."""
         is_array = self.num_elements is not None
         job = "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}" if is_array else "${SLURM_JOB_ID}"
+        later = f' || {shlex.join(self.successor)} "$run" "{job}" {AT_WORK_ONLY}' if self.successor else ""
         cases = "".join(f" {ours}) code={instead};;" for ours, instead in self.exit_codes)
         return [
             "code=$?",
@@ -153,7 +162,7 @@ class BatchJob:
             # rm first: a request is only for this incarnation. It names the run's folder, whose CANCEL marker is read
             # last.
             f'if run=$(cat -- "$request" 2> /dev/null); then rm -f -- "$request"; '
-            f'[ -e "$run/{CANCEL}" ] || scontrol requeue Incomplete "{job}"; fi',
+            f'[ -e "$run/{CANCEL}" ] || scontrol requeue Incomplete "{job}"{later}; fi',
             *([f"case $code in{cases} esac"] if cases else []),
             "exit $code",
         ]
@@ -184,7 +193,7 @@ class BatchJob:
         yield from sbatch_problems(self.sbatch)
         for argument in self.srun_args:
             yield from words.srun_problem(argument)
-        for text in self.command:
+        for text in (*self.command, *self.successor):
             yield from words.argument_problem("the command of the ranks", text)
 
 

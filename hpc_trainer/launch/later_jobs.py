@@ -24,7 +24,7 @@ from hpc_trainer.errors import (
     SubmitError,
     UnclearError,
 )
-from hpc_trainer.launch.batch_job import BatchJob, top_up_command
+from hpc_trainer.launch.batch_job import AT_WORK_ONLY, BatchJob, top_up_command
 from hpc_trainer.launch.frozen_code.archive import archive_of
 from hpc_trainer.launch.plan import clear_exit_codes
 from hpc_trainer.record.chain import LOOK_AGAIN_S, read_decision
@@ -43,9 +43,10 @@ from hpc_trainer.record.submissions import (
     winner_of,
     write_intent,
 )
-from hpc_trainer.slurm.jobs import cancel_jobs, update_job
+from hpc_trainer.slurm.jobs import cancel_jobs, show_job, update_job
 from hpc_trainer.slurm.limits import read_limits
 from hpc_trainer.slurm.shape import Shape
+from hpc_trainer.slurm.terms import AT_WORK
 
 # The submit that placed the job has this long to submit its arrays and to set the job's dependency.
 _BEGIN_S = 60
@@ -190,11 +191,23 @@ def _is_over(run: RunPaths) -> bool:
     return any(is_there(run.marker(name)) for name in (DONE, CANCEL))
 
 
+def _is_at_work(job_id: str) -> bool:
+    """Return True if the job runs. One that is in the queue again, or was cancelled, must get no successor."""
+    with contextlib.suppress(SlurmError):
+        return show_job(job_id).state in AT_WORK
+    return False
+
+
 def main() -> None:
-    """Run `python -m hpc_trainer.launch.later_jobs RUN_FOLDER JOB [EXCLUDED]`, which the worker of that job starts."""
-    run, after, *excluded = RunPaths(Path(sys.argv[1]).absolute()), *sys.argv[2:]
+    """Run `python -m hpc_trainer.launch.later_jobs RUN_FOLDER JOB [EXCLUDED]`, which the worker of that job starts.
+
+    The batch script adds --at-work if the worker is in a container: nobody has asked for the job's state yet.
+    """
+    run, after, *others = RunPaths(Path(sys.argv[1]).absolute()), *sys.argv[2:]
+    excluded = [word for word in others if word != AT_WORK_ONLY]
     try:
-        job_id = submit_successor(run, after, *excluded)
+        may_follow = AT_WORK_ONLY not in others or _is_at_work(after)
+        job_id = submit_successor(run, after, *excluded) if may_follow else None
     except (HpcTrainerError, OSError) as error:
         sys.exit(f"error: {error}")
     result = f"nothing to follow job {after}" if job_id is None else f"job {job_id} follows job {after}"

@@ -58,7 +58,20 @@ def _late_ranks(lines: Sequence[str]) -> str:
     return f": {ranks} behind the others"
 
 
-_NO_MODULE = "run `module avail` on such a node, and write the right name into cluster.setup"
+_UNKNOWN_MODULE = re.compile(
+    r"The following module\(s\) are unknown: *\"?([\w./+-]*)|Unable to locate a modulefile for '([\w./+-]+)"
+)
+
+
+def _unknown_module(lines: Sequence[str]) -> str:
+    """Return the first name of a module that Lmod or Environment Modules does not know. Lmod may start a new line."""
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        match = _UNKNOWN_MODULE.search(line)
+        if match is not None:
+            return match[1] or match[2] or following.strip().partition(" ")[0].strip('"')
+    return ""
+
+
 _ELSEWHERE = "hpc-trainer retry {run} hardware.exclude={exclude}: the same run continues, on another node"
 _CENTRE = "tell your centre which node it was: {node}"
 _MORE_MEMORY = "hpc-trainer retry {run} {memory}"
@@ -296,20 +309,22 @@ SIGNS = (
     ),
     _sign(
         "unknown_module",
-        r"The following module\(s\) are unknown: \"?([\w./+-]+)|Unable to locate a modulefile for '([\w./+-]+)",
+        _UNKNOWN_MODULE.pattern,
         "there is no module {found}",
-        _NO_MODULE,
+        "run `module avail` on such a node, and write the right name into cluster.environment.modules or cluster.setup",
+        finds=_unknown_module,
     ),
     _sign(
         "no_conda",
         r"\bconda: (?:command )?not found|Run 'conda init'|not been properly configured to use 'conda activate'",
         "the node's shell does not know conda",
-        "add this line to cluster.setup before `conda activate`: source CONDA_FOLDER/etc/profile.d/conda.sh",
+        "with cluster.environment.conda set cluster.environment.conda_root=CONDA_FOLDER; with `conda activate` in "
+        "cluster.setup add this line before it: source CONDA_FOLDER/etc/profile.d/conda.sh",
         "or set the Python without activation: cluster.python=CONDA_FOLDER/envs/NAME/bin/python",
     ),
     _sign(
         "no_environment",
-        r"Could not find conda environment: (\S+)|EnvironmentNameNotFound: .*?: (\S+)",
+        r"Could not find conda environment: (\S+)|Environment(?:Name|Location)NotFound: .*?: (\S+)",
         "there is no conda environment {found}",
         "`conda env list` shows the existing ones",
     ),

@@ -1,7 +1,7 @@
 """Ways to start the ranks, on a real Slurm: torchrun on each node, a container without Slurm's commands, no variables.
 
-The container is a script of this test, named apptainer, for no container program is installed here: it takes the words
-of `apptainer exec`, and runs its command with a PATH that has none of Slurm's commands.
+The container is Apptainer (testbed/apptainer.py). Where it cannot be fetched, a script takes the words of `apptainer
+exec`, and runs its command with a PATH that has none of Slurm's commands.
 """
 
 from __future__ import annotations
@@ -13,13 +13,17 @@ import shutil
 import sys
 import time
 import venv
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hpc_trainer.runtime.cores import cores_of
 from tests.slurm.driver import Driver
+from tests.slurm.testbed.apptainer import ensure_apptainer, make_image
 from tests.slurm.testbed.cluster import SlurmCluster
+from tests.slurm.testbed.spec import BedError
 
 TWO_NODES = (
     "experiment=digits", "model=mlp", "hardware=testbed_x4", "hardware.num_nodes=2", "hardware.gpus_per_node=2",
@@ -38,9 +42,9 @@ def driver(slurm: SlurmCluster, tmp_path: Path) -> Driver:
 
 
 _APPTAINER = """#!/bin/bash
-# apptainer exec [--bind FOLDER]... IMAGE COMMAND...
+# apptainer exec OPTION... IMAGE COMMAND..., without Slurm
 [ "$1" = exec ] || exit 2; shift
-while [ "$1" = --bind ]; do shift 2; done
+while [ "${1:0:2}" = -- ]; do [ "$1" != --bind ] || shift; shift; done
 echo "in $1: ${*:2:1}"; shift
 export PATH=/no/slurm/here APPTAINER_CONTAINER=$1
 unset SLURM_CONF
@@ -50,15 +54,23 @@ exec "$@"
 
 @pytest.fixture
 def in_container(tmp_path: Path) -> list[str]:
-    """Overrides of a run in the container, whose job has no variables of the shell that submits."""
-    folder = tmp_path / "programs"
-    folder.mkdir()
-    (folder / "apptainer").write_text(_APPTAINER)
-    (folder / "apptainer").chmod(0o755)
-    image = tmp_path / "torch.sif"
-    image.write_text("an image")
+    """Overrides of a run in a container without Slurm's commands, whose job has no variables of the shell that submits.
+
+    The container sees neither /tmp nor the home folder, only what is bound.
+    """
+    image = tmp_path / "torch image"
+    binds = make_image(image)
+    try:
+        folder = ensure_apptainer()
+    except BedError as error:
+        warnings.warn(f"a script stands in for Apptainer: {error}", stacklevel=1)
+        folder = tmp_path / "programs"
+        folder.mkdir()
+        (folder / "apptainer").write_text(_APPTAINER)
+        (folder / "apptainer").chmod(0o755)
     return [
-        "cluster.environment.container=apptainer", f"cluster.environment.image={image}",
+        "cluster.environment.container=apptainer", f"cluster.environment.image='{image}'",
+        f"cluster.environment.binds={json.dumps(binds)}", "cluster.environment.container_args=[--contain,--no-home]",
         "cluster.environment.inherit=false", f"cluster.python={sys.executable}",
         f"cluster.setup=['export PATH={folder}:$PATH OMP_DISPLAY_ENV=FALSE']",
     ]  # fmt: skip
@@ -82,15 +94,53 @@ def test_a_run_in_a_container_without_slurm_is_requeued_by_the_batch_script(
     (run,) = driver.wait_for_states("inside", "COMPLETED", timeout_s=600).values()
     assert (run["attempt"], run["job_id"]) == (2, job_id)
     assert [record["step"] for record in driver.attempts("inside", "resume")] == [0, end["saved_step"]]
+    assert "Exited with exit code 75" in (driver.runs / "inside/slurm" / f"{job_id}.out").read_text()
 
     (path,) = (driver.runs / "inside").glob("*/logs/attempt-001.environment.json")
     record = json.loads(path.read_text())
     image = record["environment"]["image_file"]
-    assert (image["bytes"], len(image["sha256"])) == (8, 64)
+    assert image["bytes"] > 0, "as the batch script sees it: the container does not"
+    assert record["system"]["container"] == f"apptainer {image['path']}"
     assert record["variables"]["OMP_DISPLAY_ENV"] == "FALSE", "what a line of the script sets reaches the ranks"
     assert "NCCL_OF_THE_SHELL" not in record["variables"]
-    assert record["variables"]["PATH"] == "/no/slurm/here"
-    assert f"in {image['path']}: {sys.executable}" in (driver.runs / "inside/slurm" / f"{job_id}.out").read_text()
+
+
+@pytest.mark.long
+def test_the_batch_script_submits_a_successor_of_a_run_in_a_container(driver: Driver, in_container: list[str]) -> None:
+    answer = driver.submit(*ONE, "train.num_steps=1500", *in_container, "sweep_name=inside")
+    job_id = f"{answer['arrays'][0]['job_id']}_0"
+    driver.wait_for_step("inside", 20)
+    driver.slurm.run("scontrol", "update", f"jobid={job_id}", "requeue=0")
+    driver.slurm.run("scancel", "--signal=USR2", job_id)
+    driver.slurm.wait_for(lambda: driver.only_run("inside")["job_id"] != job_id, 60, "a successor of the job")
+    (run,) = driver.wait_for_states("inside", "COMPLETED", "FAILED").values()
+    assert (run["state"], run["attempt"]) == ("COMPLETED", 2), driver.all_logs()
+    end = driver.attempts("inside", "end")[1]
+    assert [record["step"] for record in driver.attempts("inside", "resume")] == [0, end["saved_step"]]
+    assert driver.slurm.run("squeue", "-h").stdout == "", "one successor"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_ranks_in_a_container_that_hides_all_variables_compute_the_same_bits_as_outside(
+    driver: Driver, in_container: list[str], launcher: str
+) -> None:
+    """--containall implies --cleanenv and a process namespace of its own."""
+    words = (*TWO_NODES, "train.num_steps=200", f"hardware.launcher={launcher}")
+    closed = [word.replace("[--contain,", "[--containall,") for word in in_container]
+    job_id = (
+        f"{driver.submit(*words, *closed, 'hardware.partition=preempt', 'sweep_name=inside')['arrays'][0]['job_id']}_0"
+    )
+    preemptor = driver.preempt_at("inside", 20, job_id)
+    driver.wait_for_states("inside", "REQUEUED")
+    driver.slurm.run("scancel", str(preemptor))
+    driver.start_again(job_id)
+    driver.submit(*words, "sweep_name=outside")
+    (run,) = driver.wait_for_states("inside", "COMPLETED").values()
+    assert (run["attempt"], run["job_id"]) == (2, job_id)
+    driver.wait_for_states("outside", "COMPLETED")
+    assert driver.final_state("inside") == driver.final_state("outside")
+    assert driver.losses("inside") == driver.losses("outside")
 
 
 @pytest.mark.long
@@ -129,6 +179,28 @@ def test_ranks_of_a_site_that_exports_and_binds_nothing_have_their_variables_and
     variables = json.loads(record.read_text())["variables"]
     assert variables["OMP_DISPLAY_ENV"] == "FALSE", "a variable of the script's lines reaches the ranks"
     assert "NCCL_OF_THE_SHELL" not in variables
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_ranks_that_slurm_binds_keep_their_cores_and_torchrun_shares_those_of_its_task(
+    slurm_variant: Callable[[str], SlurmCluster], launcher: str, tmp_path: Path
+) -> None:
+    driver = Driver(slurm_variant("affinity"), tmp_path)
+    cores = os.sched_getaffinity(0)
+    words = (*ONE, "train.num_steps=1500", "hardware.gpus_per_node=2", f"hardware.cpus_per_gpu={len(cores) // 2}",
+             f"hardware.launcher={launcher}", "sweep_name=bound")  # fmt: skip
+    driver.submit(*words)
+    driver.wait_for_step("bound", 10)
+    job_id = driver.only_run("bound")["job_id"]
+    bound = _allowed_cores(driver.attempts("bound", "start")[0]["pid"], job_id)
+    assert len(bound) == 2
+    assert set.intersection(*bound) == set()
+    assert set.union(*bound) == cores
+    (run,) = driver.wait_for_states("bound", "COMPLETED", "FAILED").values()
+    assert (run["state"], run["attempt"]) == ("COMPLETED", 1), driver.all_logs()
+    told = [path.read_text() for path in (driver.runs / "bound").glob("*/logs/attempt-000.rank-*.log")]
+    assert any("bound to cores" in text for text in told) == (launcher == "torchrun")
 
 
 def _allowed_cores(pid: int, job_id: str) -> list[set[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from tests.slurm.testbed import clocks
@@ -112,6 +113,8 @@ def _extra(spec: Spec) -> str:
         "memorylimit": "JobAcctGatherParams=OverMemoryKill\n",
         # A control group (version 1) bounds a step's memory: the kernel kills it, and Slurm says OUT_OF_MEMORY.
         "cgroups": "TaskPlugin=task/cgroup\n",
+        # Slurm binds each task to cores. Its nodes have the host's own ones, and no more.
+        "affinity": "TaskPlugin=task/affinity\n",
     }
     return lines.get(spec.variant, "")
 
@@ -137,13 +140,13 @@ def slurm_conf(spec: Spec) -> str:
         max_jobs=50_000 if spec.variant == "large" else 10_000,
         accounting=_accounting(spec),
         accounting_every_s=1 if spec.variant == "memorylimit" else 10,
-        task="" if spec.variant == "cgroups" else "TaskPlugin=task/none\n",
+        task="" if spec.variant in ("cgroups", "affinity") else "TaskPlugin=task/none\n",
         extra=_extra(spec),
         prolog=f"TaskProlog={clocks.prolog(spec)}\n" if clocks.wanted(spec) else "",
         nodes=f"n[1-{len(NODES)}]",
         first=spec.node_ports[0],
         last=spec.node_ports[-1],
-        cpus=CPUS_PER_NODE,
+        cpus=len(os.sched_getaffinity(0)) if spec.variant == "affinity" else CPUS_PER_NODE,
         gpus=GPUS_PER_NODE,
         preempt_mode="CANCEL" if spec.variant == "cancel" else "REQUEUE",
     )

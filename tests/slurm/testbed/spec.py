@@ -16,7 +16,7 @@ SUITES = {"24.11": "trixie", "26.05": "forky"}
 RELEASES = (HOST_RELEASE, *SUITES)
 VARIANTS = (
     "", "noaccounting", "norequeue", "cancel", "smallarray", "large", "usersignal", "requeueexit", "memorylimit",
-    "cgroups",
+    "cgroups", "affinity",
 )  # fmt: skip
 NODES = ("n1", "n2", "n3", "n4")
 GPUS_PER_NODE = 4

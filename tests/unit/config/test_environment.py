@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import fcntl
 import os
@@ -16,6 +17,7 @@ import psutil
 import pytest
 
 from hpc_trainer.config.environment import (
+    INSIDE,
     STAGE,
     STAGE_KEY,
     STAGED,
@@ -107,6 +109,22 @@ def test_a_container_that_gets_no_gpus_needs_no_libraries_of_a_driver() -> None:
     section = plain_value(ClusterConfig(environment=EnvironmentConfig(**keys, gpus=GpuLibraries.rocm)))
     assert "--rocm" in start_of(section, RUNS, has_gpus=True).words
     assert "--rocm" not in start_of(section, RUNS, has_gpus=False).words
+
+
+def test_a_container_that_hides_variables_gets_those_that_tell_a_rank_its_number() -> None:
+    given = {
+        "SLURM_PROCID": "3", "SLURMD_NODENAME": "n1", "SUBMITIT_EXECUTOR": "slurm", "HPC_TRAINER_JOB_START": "1",
+        "CUDA_VISIBLE_DEVICES": "0,1", "SLURM_JOB_COMMENT": "costs $5", "NCCL_DEBUG": "INFO",
+        "PATH": os.environ["PATH"],
+    }  # fmt: skip
+    words = ["bash", "-c", INSIDE, "inside", sys.executable, "-c", "import os; print(dict(os.environ))"]
+    done = subprocess.run(words, env=given, capture_output=True, text=True, check=True)
+    seen = ast.literal_eval(done.stdout)
+    told = {name for name in given if name not in ("SLURM_JOB_COMMENT", "NCCL_DEBUG", "PATH")}
+    for prefix in ("APPTAINERENV_", "SINGULARITYENV_"):
+        passed = {name.removeprefix(prefix): value for name, value in seen.items() if name.startswith(prefix)}
+        assert passed == {name: given[name] for name in told}, "a GPU variable that is not set would hide all GPUs"
+    assert {name: seen[name] for name in given} == given
 
 
 @pytest.mark.parametrize("folder", ["/lab/a:b", "/lab/a,b"])

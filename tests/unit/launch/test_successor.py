@@ -67,6 +67,21 @@ def test_the_worker_reads_which_job_follows(
     assert capsys.readouterr().out == f"{run.run_id}: nothing to follow job 101_1.\n"
 
 
+@pytest.mark.parametrize(("state", "says"), [
+    ("RUNNING", "job 102 follows job 101_1"),
+    ("PENDING", "nothing to follow job 101_1"),  # in the queue again: Slurm has accepted the requeue
+    ("CANCELLED", "nothing to follow job 101_1"),
+])  # fmt: skip
+def test_a_batch_script_gets_a_successor_only_for_a_job_at_work(
+    run: RunPaths, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    state: str, says: str,
+) -> None:  # fmt: skip
+    fake_slurm.answer("scontrol", f"JobId=101 JobState={state} Restarts=0 \n")
+    monkeypatch.setattr(sys, "argv", ["later_jobs", str(run.folder), "101_1", "--at-work"])
+    later_jobs.main()
+    assert capsys.readouterr().out == f"{run.run_id}: {says}.\n"
+
+
 def test_one_job_with_the_run_begins_when_the_old_one_has_ended(
     sweep: SweepPaths, run: RunPaths, fake_slurm: FakeSlurm
 ) -> None:

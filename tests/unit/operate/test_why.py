@@ -355,6 +355,7 @@ SIGNS = {
     "slurm_script: line 3: conda: command not found": ("conda", "conda.sh"),
     "CondaError: Run 'conda init' before 'conda activate'": ("conda", "conda.sh"),
     "EnvironmentNameNotFound: Could not find conda environment: trains": ("trains", "conda env list"),
+    "EnvironmentLocationNotFound: Not a conda environment: /lab/envs/trains": ("/lab/envs/trains", "conda env list"),
     "slurm_script: line 3: nvcc: command not found": ("nvcc", "full path"),
     "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0.": ("memory", "mem_gb_per_node"),
     "srun: error: n1: task 0: Killed": ("memory", "mem_gb_per_node"),
@@ -430,3 +431,31 @@ def test_a_set_up_line_that_failed_is_the_cause(sweep: SweepOnDisk, fake_slurm: 
     why = _why(sweep)
     assert why.evidence[0] == ("Slurm: FAILED (1:0): cluster.setup line 2 failed: `module load cuda/99`: " + lines[0])
     assert "there is no module cuda/99" in why.verdict
+
+
+# Lmod 8.6.19
+OF_LMOD = """Lmod has detected the following error: The following module(s) are unknown:
+"cuda/99"
+
+Please check the spelling or version number. Also try "module spider ..."
+It is also possible your cache file is out-of-date; it may help to try:
+  $ module --ignore_cache load "cuda/99"
+
+Also make sure that all modulefiles written in TCL start with the string
+#%Module
+"""
+
+
+def test_the_module_that_lmod_does_not_know_is_named(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    """Lmod writes the name into a line of its own, and much after it."""
+    config = {**sweep.specs[0].config}
+    config["cluster"] = {**config["cluster"], "environment": {"modules": ["cuda/99"]}}
+    append_specs(sweep.paths, [dataclasses.replace(sweep.specs[0], config=config)])
+    sweep.paths.scripts.mkdir()
+    (sweep.paths.scripts / "500_0.out").write_text(f"{OF_LMOD}\n\n\n{SETUP_ENDED} 2: exit status 1\n")
+    fake_slurm.answer("squeue", "")
+    fake_slurm.answer("sacct", "500_0|FAILED|1:0|n7\n")
+    why = _why(sweep)
+    assert "there is no module cuda/99" in why.verdict
+    assert "`module load cuda/99`: Lmod has detected the following error" in why.evidence[0]
+    assert "cluster.environment.modules" in why.advice[0]
