@@ -288,7 +288,9 @@ def test_a_script_is_led_to_a_loop_of_ours_in_five_steps(tmp_path: Path, documen
 
     assert len(told["steps"]) == 5
     arguments = [*changes(1).values()]
-    assert arguments[:3] == ['config.params["lr"]', "config.train.num_steps", "remove: hardware= decides"]
+    assert arguments[0] == 'config.params["lr"]'
+    assert arguments[1] == "config.train.num_steps, which counts steps: epochs * batches in an epoch"
+    assert arguments[2] == "remove: hardware= decides"
     assert {'dist.init_process_group("nccl")', 'rank = int(os.environ["RANK"])', "net = build().cuda()"} <= {
         *changes(2)
     }
@@ -336,7 +338,7 @@ def test_a_published_script_is_read_with_what_its_command_needs(tmp_path: Path, 
     )
     assert arguments["data"] == 'config.params["data"]'
     assert arguments["--wd"] == 'config.params["weight_decay"]'
-    assert ranks["os.getenv('WORLD_SIZE', '1')"] == "run.rank, run.world_size, run.is_rank_zero"
+    assert ranks["os.getenv('WORLD_SIZE', '1')"] == "run.world_size"
     assert (ranks["x.to('cuda')"], ranks["torch.device('cuda', local_rank)"]) == (".to(run.device)", "run.device")
     assert "torch.cuda.manual_seed_all(0)" in start
     assert end["SummaryWriter('out')"] == "remove: tracker=tensorboard"
@@ -349,8 +351,14 @@ def test_a_published_script_is_read_with_what_its_command_needs(tmp_path: Path, 
         ("from transformers import Trainer\nTrainer(model).train()\n", "Hugging Face's Trainer"),
         ("from accelerate import Accelerator\naccelerator = Accelerator()\n", "Accelerate"),
         ("import keras\nmodel.fit(x, y)\n", "Keras"),
+        ("from lightning.pytorch.cli import LightningCLI\nLightningCLI(Net)\n", "Lightning"),
+        ("from lightning.fabric import Fabric\nfabric = Fabric()\n", "Lightning Fabric"),
+        (
+            "from trl import SFTTrainer\nclass Own(SFTTrainer):\n    pass\nOwn(model).train()\n",
+            "Hugging Face's Trainer",
+        ),
         ("from transformers import AutoModel\nmodel = AutoModel.from_pretrained('a')\n", None),
-        ("from sklearn.svm import SVC\nSVC().fit(x, y)\n", None),
+        ("import torch\nfrom sklearn.metrics import f1_score\nloss.backward()\n", None),
     ],
 )
 def test_a_script_that_trains_with_a_library_stays_a_program(
@@ -358,8 +366,21 @@ def test_a_script_that_trains_with_a_library_stays_a_program(
 ) -> None:
     (tmp_path / "train.py").write_text(text)
     note = document("init", "--from", "train.py")["note"]
-    assert (note is None) == (library is None)
+    assert ("It trains with" in note) == (library is not None)
     assert library is None or note.startswith(f"It trains with {library}, which has ranks and checkpoints of its own")
+
+
+@pytest.mark.parametrize(
+    ("text", "library"),
+    [
+        ("import jax\nimport flax.linen as nn\nmain()\n", "JAX"),
+        ("from sklearn.svm import SVC\nSVC().fit(x, y)\n", "scikit-learn"),
+        ("import xgboost as xgb\nxgb.train({}, data)\n", "XGBoost"),
+    ],
+)
+def test_a_script_without_pytorch_stays_a_program(text: str, library: str, tmp_path: Path, document: Document) -> None:
+    (tmp_path / "train.py").write_text(text)
+    assert document("init", "--from", "train.py")["note"].startswith(f"It trains with {library}, without PyTorch: keep")
 
 
 def test_a_hydra_app_needs_no_change(tmp_path: Path, document: Document) -> None:
