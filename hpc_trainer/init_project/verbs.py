@@ -43,7 +43,8 @@ def init(
     """Write a project that trains, tests its resume and submits; or say what an existing script has to change."""
     from hpc_trainer.errors import ConfigError
     from hpc_trainer.init_project.script import read_training
-    from hpc_trainer.init_project.submitit import read_launcher, read_script, translate
+    from hpc_trainer.init_project.submitit import translate
+    from hpc_trainer.init_project.submitit_files import read_launcher, read_script
 
     if submitit is not None and launcher is not None:
         raise ConfigError("--from-submitit and --from-hydra-submitit both say what a run asks for. Keep one of them.")
