@@ -324,7 +324,8 @@ def fit_json(fit: Fit) -> dict[str, Any]:
         "candidates": [
             {"hardware": candidate.hardware, "partition": candidate.shape.partition, "runs": candidate.num_runs,
              "longest_run": candidate.run_id, "start": candidate.start, "end": candidate.end,
-             "duration_s": candidate.duration_s, "steps": candidate.steps, "segments": candidate.segments,
+             "duration_s": candidate.duration_s, "waits_s": candidate.waits_s, "steps": candidate.steps,
+             "segments": candidate.segments,
              "note": candidate.note, "time_limit_min": candidate.shape.time_limit_min,
              "speed": None if candidate.speed is None else dataclasses.asdict(candidate.speed)}
             for candidate in fit.candidates
@@ -338,7 +339,7 @@ def print_fit(fit: Fit) -> None:
     if fit.candidates:
         say("\nHardware, soonest end first; each line shows the run that needs the most time there")
         print_table(
-            ["HARDWARE", "PARTITION", "RUNS", "START", "STEPS", "STEP", "ATTEMPTS", "NEEDS", "END", "NOTE"],
+            ["HARDWARE", "PARTITION", "RUNS", "START", "STEPS", "STEP", "ATTEMPTS", "NEEDS", "WAITS", "END", "NOTE"],
             [_fit_row(candidate) for candidate in fit.candidates],
             least=("HARDWARE", "START", "END"),
         )
@@ -355,6 +356,7 @@ def _fit_row(candidate: Candidate) -> list[str]:
         "-" if candidate.speed is None else f"{candidate.speed.step_s:.3g} s",
         "-" if candidate.segments is None else str(candidate.segments),
         "-" if candidate.duration_s is None else duration(candidate.duration_s),
+        "-" if (candidate.segments or 1) == 1 else duration(candidate.waits_s),
         moment(candidate.end).removeprefix("at "), candidate.note or "-",
     ]  # fmt: skip
 

@@ -43,7 +43,8 @@ def init(
     """Write a project that trains, tests its resume and submits; or say what an existing script has to change."""
     from hpc_trainer.errors import ConfigError
     from hpc_trainer.init_project.script import read_training
-    from hpc_trainer.init_project.submitit import read_launcher, read_script, translate
+    from hpc_trainer.init_project.submitit import translate
+    from hpc_trainer.init_project.submitit_files import read_launcher, read_script
 
     if submitit is not None and launcher is not None:
         raise ConfigError("--from-submitit and --from-hydra-submitit both say what a run asks for. Keep one of them.")
@@ -112,7 +113,7 @@ def _as_json(
     return {
         "project": None if project is None else {**dataclasses.asdict(project), "folder": str(project.folder)},
         "steps": None if reading is None else [dataclasses.asdict(step) for step in reading.steps],
-        "as_it_is": None if reading is None else reading.as_it_is,
+        "as_it_is": (reading.as_it_is or None) if reading is not None else None,
         "note": (reading.note or None) if reading is not None else None,
         "translation": translated,
     }
@@ -131,11 +132,9 @@ def _print_project(project: NewProject) -> None:
 def _print_reading(reading: Reading) -> None:
     from hpc_trainer.cli.common import as_typed, say
 
-    say(
-        as_typed(
-            f"{reading.path} runs unchanged, and starts from the beginning after each stop:\n    {reading.as_it_is}"
-        )
-    )
+    if reading.as_it_is:
+        unchanged = f"{reading.path} runs unchanged, and starts from the beginning after each stop:"
+        say(as_typed(f"{unchanged}\n    {reading.as_it_is}"))
     if reading.note:
         say(reading.note)
     say("To make it continue after a stop, with the same bits (hpc-trainer's docs/own_loop.md):")
@@ -144,6 +143,8 @@ def _print_reading(reading: Reading) -> None:
         width = max((len(place.text) for place in step.places), default=0)
         for place in step.places:
             say(f"   line {place.line:>4}  {place.text:<{width}}  {place.change}")
+        if step.num_more:
+            say(f"   and {step.num_more} more")
         if not step.places:
             say("   no such line was found")
         say(f"   {step.advice}")

@@ -2,7 +2,8 @@
 
 Slurm says when a job of each shape would start; earlier runs of the same training on the same hardware say how long a
 step takes. An end is the start, the steps that are left, and for each attempt within the time limit the time to start
-and to save. Slurm does not predict how long a requeued run waits, so restarts are counted, and their waits are not.
+and to save. Slurm does not predict how long a requeued run waits: a restart is expected to wait as earlier ones did, or
+as long as a job waits now.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from typing import Any
 
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.schema.key import PASSED_OVER
-from hpc_trainer.errors import ConfigError, HpcTrainerError, NoRoomError, RefusedError, SlurmError
+from hpc_trainer.errors import ConfigError, HpcTrainerError, NoRoomError, RefusedError, SilentError, SlurmError
 from hpc_trainer.launch.arrays import ArrayPlan
 from hpc_trainer.launch.plan import SweepPlan
 from hpc_trainer.launch.submit import array_script_of
-from hpc_trainer.record.journal import read_heartbeat
+from hpc_trainer.record.journal import Journal, read_heartbeat
 from hpc_trainer.record.layout import RunPaths, SweepPaths
 from hpc_trainer.record.ledger import STARTS, Kind, Spent, read_spent
 from hpc_trainer.record.reading import Faults, exists
@@ -47,6 +48,8 @@ class Speed:
     """Time from the allocation to the first step, with the load of a checkpoint; None if no ledger has it."""
     save_s: float | None
     """Time of a save at the end of an attempt; None if no run has saved."""
+    restart_wait_s: float | None
+    """Time from the end of an attempt to the start of the next one; None if no run in the partition has restarted."""
     runs: tuple[str, ...]
     """The runs that were measured, as SWEEP/RUN."""
 
@@ -67,6 +70,8 @@ class Candidate:
     """None if no earlier run of this training on this hardware has been measured."""
     segments: int | None
     """Attempts within the time limit that the steps need; None without a speed, or if a start leaves no time."""
+    wait_now_s: float | None = None
+    """Expected wait of a job that is submitted now, in seconds; None if Slurm names no start."""
     note: str | None = None
     """Reason why there is no start, or no end."""
 
@@ -79,9 +84,22 @@ class Candidate:
         return self.steps * self.speed.step_s + self.segments * each_s
 
     @property
+    def restart_wait_s(self) -> float:
+        """Expected wait of each restart in seconds: as measured, else as long as a job waits now."""
+        measured = None if self.speed is None else self.speed.restart_wait_s
+        return (self.wait_now_s or 0.0) if measured is None else measured
+
+    @property
+    def waits_s(self) -> float:
+        """Seconds that the restarts of the run are expected to wait in the queue, all together."""
+        return max(0, (self.segments or 1) - 1) * self.restart_wait_s
+
+    @property
     def end(self) -> float | None:
-        """Expected end in seconds since the epoch, without the waits of restarts; None if not known."""
-        return None if self.start is None or self.duration_s is None else self.start + self.duration_s
+        """Expected end in seconds since the epoch, with the waits of restarts; None if not known."""
+        if self.start is None or self.duration_s is None:
+            return None
+        return self.start + self.duration_s + self.waits_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +175,7 @@ def _candidate(plan: SweepPlan, hardware: str, shape: Shape, specs: Sequence[Run
             note = note or f"its time limit of {shape.time_limit_min} min leaves no time between a start and a save"
     return Candidate(
         hardware=hardware, shape=shape, num_runs=len(specs), run_id=spec.run_id, steps=steps, start=start, speed=speed,
-        segments=segments, note=note,
+        segments=segments, wait_now_s=None if start is None else max(0.0, start - time.time()), note=note,
     )  # fmt: skip
 
 
@@ -171,7 +189,7 @@ def _start_of(
         array = ArrayPlan(hardware=hardware, shape=shape, specs=tuple(specs))
         try:
             told, note = estimate_start(array_script_of(plan, array)), None
-        except (RefusedError, NoRoomError) as error:
+        except (RefusedError, NoRoomError, SilentError) as error:
             told, note = None, str(error)
     start = None if told is None else parse_time(told)
     return start, None if start is not None else note or "Slurm names no start"
@@ -213,9 +231,14 @@ def _needs(best: Candidate) -> str:
     needed = duration(best.duration_s or 0.0)
     parts = f"{needed} for {best.steps} steps of {speed.step_s:.3g} s, by {speed.runs[0]}"
     if best.segments is not None and best.segments > 1:
+        source = (
+            "as a job waits now, because no restart has been measured there"
+            if speed.restart_wait_s is None
+            else "as earlier restarts did"
+        )
         parts += (
-            f", in {best.segments} attempts of at most {best.shape.time_limit_min} min, whose "
-            f"{best.segments - 1} wait(s) in the queue are not counted"
+            f", in {best.segments} attempts of at most {best.shape.time_limit_min} min, if each restart waits "
+            f"{duration(best.restart_wait_s)}, {source}"
         )
     unknown = [what for what, value in (("start", speed.start_s), ("save", speed.save_s)) if value is None]
     return parts + (f" (the time to {' and '.join(unknown)} is not known, and not counted)" if unknown else "")
@@ -283,7 +306,9 @@ class Speeds:
         key = f"{_hardware_key(wanted.shape)}{_training_key(wanted.config)}"
         if key not in self._found:
             alike = itertools.islice(self._alike(wanted), _MOST_RUNS)
-            self._found[key] = _median([speed for run, spec in alike if (speed := _measured(run, spec)) is not None])
+            self._found[key] = _median(
+                [speed for run, spec in alike if (speed := _measured(run, spec, wanted.shape.partition)) is not None]
+            )
         return self._found[key]
 
     def _alike(self, wanted: RunSpec) -> Iterator[tuple[RunPaths, RunSpec]]:
@@ -345,8 +370,13 @@ def _training_key(config: Mapping[str, Any]) -> str:
     return json.dumps(counted, sort_keys=True, default=str)
 
 
-def _measured(run: RunPaths, spec: RunSpec) -> Speed | None:
-    """Return the speed of the newest attempt of a run; from its heartbeat if it kept no ledger."""
+def _measured(run: RunPaths, spec: RunSpec, partition: str | None) -> Speed | None:
+    """Return the speed of the newest attempt of a run; from its heartbeat if it kept no ledger.
+
+    Args:
+        partition: the partition for which waits count; those of a run in another one are left out.
+    """
+    wait_s = _restart_wait(run) if spec.shape.partition == partition else None
     beat = read_heartbeat(run.heartbeat)
     save_s = beat.get("save_s")
     attempts = [attempt for attempt in read_spent(run, Faults()).values() if attempt.steps_done >= _FEWEST_STEPS]
@@ -358,9 +388,22 @@ def _measured(run: RunPaths, spec: RunSpec) -> Speed | None:
         step_s += _share(newest, Kind.save_stall, spec.config["checkpoint"].get("every_steps"))
         start_s = math.fsum(newest.seconds.get(kind.value, 0.0) for kind in STARTS)
         if step_s > 0:
-            return Speed(step_s=step_s, start_s=start_s, save_s=save_s, runs=(name,))
+            return Speed(step_s=step_s, start_s=start_s, save_s=save_s, restart_wait_s=wait_s, runs=(name,))
     rate = beat.get("steps_per_s")
-    return Speed(step_s=1 / rate, start_s=None, save_s=save_s, runs=(name,)) if rate else None
+    if not rate:
+        return None
+    return Speed(step_s=1 / rate, start_s=None, save_s=save_s, restart_wait_s=wait_s, runs=(name,))
+
+
+def _restart_wait(run: RunPaths) -> float | None:
+    """Return the median time in seconds that a run waited for its restarts; None if nothing restarted it."""
+    attempts = Journal(run).read(Faults())
+    waits = [
+        later.start_time - earlier.end_time
+        for earlier, later in itertools.pairwise(attempts)
+        if earlier.end_time is not None and earlier.action not in (None, "none")
+    ]
+    return max(0.0, statistics.median(waits)) if waits else None
 
 
 def _share(spent: Spent, kind: Kind, every: int | None) -> float:
@@ -383,5 +426,6 @@ def _median(speeds: Sequence[Speed]) -> Speed | None:
         step_s=statistics.median(speed.step_s for speed in speeds),
         start_s=middle(speed.start_s for speed in speeds),
         save_s=middle(speed.save_s for speed in speeds),
+        restart_wait_s=middle(speed.restart_wait_s for speed in speeds),
         runs=tuple(speed.runs[0] for speed in speeds),
     )

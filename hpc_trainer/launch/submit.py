@@ -127,6 +127,7 @@ def ask_slurm(plan: SweepPlan, known_shapes: frozenset[Shape] = frozenset()) -> 
             problems += str(error).splitlines()
         except SilentError as error:
             notes.append(str(error))
+            asked[array.shape] = None, notes[-1]
         except RefusedError as error:
             if is_of_nodes(error):
                 notes.append(f"Slurm cannot start {array.hardware} as the nodes are now: {error}")

@@ -55,10 +55,13 @@ def test_the_job_file_submits_its_grid(local: LocalDriver, project: Path, tmp_pa
     called.write_text(f'#!/bin/sh\necho "$(pwd) $*" >> {tmp_path}/calls\n')
     called.chmod(0o755)
     env = {**os.environ, "PATH": f"{called.parent}:{os.environ['PATH']}"}
-    subprocess.run([str(script), "hardware=here"], env=env, cwd=tmp_path, check=True)
-    plan, submit = (tmp_path / "calls").read_text().splitlines()
-    assert plan.startswith(f"{project} plan experiment=my_lab ")
-    assert submit == f"{plan.replace(' plan ', ' submit ')} hardware=here"
+    for words, hardware in ((["--wait"], "hardware=here"), (["hardware=gpu_x1", "--canary", "2"], "hardware=gpu_x1")):
+        (tmp_path / "calls").unlink(missing_ok=True)
+        subprocess.run([str(script), *words], env=env, cwd=tmp_path, check=True)
+        plan, submit = (tmp_path / "calls").read_text().splitlines()
+        assert plan.startswith(f"{project} plan experiment=my_lab optim.lr=")
+        assert plan.endswith(f" {hardware}"), "the plan is of what is submitted"
+        assert submit.split() == [*plan.replace(" plan ", " submit ").removesuffix(f" {words[0]}").split(), *words]
 
 
 @pytest.mark.long

@@ -219,6 +219,96 @@ def test_cores_of_a_task_are_not_divided_by_a_number_of_tasks_that_is_computed(
     assert rows["**more()"]["note"] == "computed there: set it yourself; there only if large"
 
 
+SUBMITTER = """
+import argparse
+import submitit
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--use_volta32", action="store_true")
+parser.add_argument("--comment", default="")
+parser.add_argument("--exclude")
+args = parser.parse_args()
+kwargs = {}
+if args.use_volta32:
+    kwargs["slurm_constraint"] = "volta32gb"
+else:
+    kwargs["slurm_qos"] = "low"
+if args.comment:
+    kwargs["slurm_comment"] = args.comment
+ex = submitit.AutoExecutor("logs")
+ex.update_parameters(name="mae", timeout_min=30, gpus_per_node=4, slurm_mem=100000, slurm_signal_delay_s=0, **kwargs)
+if args.exclude:
+    ex.update_parameters(slurm_exclude="n1")
+other = submitit.AutoExecutor("logs")
+other.update_parameters(timeout_min=60, slurm_additional_parameters={"mail_user": "", "ntasks-per-gpu": 2})
+job = other.submit(train)
+job.wait()
+submitit.helpers.monitor_jobs([job])
+"""
+
+
+def test_what_a_published_submitter_sets_by_default_is_translated_and_the_rest_told(
+    tmp_path: Path, document: Document
+) -> None:
+    """The form of submitters of DINO, MAE and ConvNeXt: options under switches that are off by default."""
+    (tmp_path / "go.py").write_text(SUBMITTER)
+    told = document("init", "--from-submitit", "go.py")["translation"]
+    assert yaml.safe_load(told["files"]["conf/hardware/go.yaml"]) == {
+        "name": "go", "gpus_per_node": 4, "time_limit_min": 60, "mem_gb_per_node": 97.65625, "qos": "low",
+    }  # fmt: skip
+    assert yaml.safe_load(told["files"]["conf/cluster/go.yaml"]) == {"name": "go", "executor": "slurm"}
+    rows = {row["theirs"].rpartition("(")[0] or row["theirs"]: row for row in told["rows"]}
+    assert rows["slurm_constraint=volta32gb"]["note"] == (
+        "not set here, as by default; set it yourself: hardware.constraint; there only if args.use_volta32"
+    )
+    assert rows["slurm_qos=low"]["note"] == "there only if not args.use_volta32"
+    assert not any("slurm_comment" in name for name in rows), "an empty comment under a switch that is off"
+    assert rows["slurm_exclude=n1"]["note"].startswith("not set here")
+    assert rows["name=mae"]["ours"] == "sweep_name=mae"
+    assert "a later line sets another value" in rows["timeout_min=30"]["note"]
+    assert "needs time to save" in rows["slurm_signal_delay_s=0"]["note"]
+    assert rows["mail_user="]["note"] == "left out: it has no value"
+    assert "pool.per_gpu" in rows["ntasks-per-gpu=2"]["note"]
+    assert "remove what your script starts itself" in rows["gpus_per_node=4"]["note"], "one task there"
+    assert rows["job.wait"]["ours"] == "hpc-trainer submit --wait"
+    assert "hpc-trainer top" in rows["submitit.helpers.monitor_jobs"]["ours"]
+
+
+@pytest.mark.parametrize(
+    ("flag", "text"),
+    [
+        (
+            "--from-submitit",
+            "import submitit\nex = submitit.LocalExecutor('logs')\nex.update_parameters(timeout_min=5)\n",
+        ),
+        ("--from-submitit", "ex = AutoExecutor('logs', cluster='debug')\nex.update_parameters(timeout_min=5)\n"),
+        ("--from-hydra-submitit", "defaults: [submitit_local]\ntimeout_min: 5\n"),
+        ("--from-hydra-submitit", "_target_: a.submitit_launcher.LocalLauncher\ntimeout_min: 5\n"),
+    ],
+)
+def test_an_executor_of_this_machine_becomes_the_local_one(
+    flag: str, text: str, tmp_path: Path, document: Document
+) -> None:
+    (tmp_path / "here").write_text(text)
+    told = document("init", flag, "here")["translation"]
+    assert yaml.safe_load(told["files"]["conf/cluster/here.yaml"]) == {"name": "here", "executor": "local"}
+
+
+def test_what_a_launcher_leaves_open_is_told(tmp_path: Path, document: Document) -> None:
+    (tmp_path / "given.yaml").write_text(
+        "defaults: [submitit_slurm, base]\ngres: shard:5\nmem_gb: 0\ngpus_per_node: 0\n"
+        "additional_parameters: {mail-user: '${oc.env:USER}@x.org'}\n"
+    )
+    told = document("init", "--from-hydra-submitit", "given.yaml")["translation"]
+    notes = {row["theirs"]: row["note"] for row in told["rows"]}
+    assert notes["timeout_min"].startswith("not set there: submitit's short default counts")
+    assert "pool.per_gpu" in notes["gres=shard:5"]
+    assert "hardware.whole_node=true" in notes["mem_gb=0"]
+    assert notes["mail-user=${oc.env:USER}@x.org"] == "computed there: set cluster.sbatch.mail-user yourself"
+    assert "gpus_per_node=0" in notes
+    assert any(name.startswith("defaults: base") for name in notes)
+
+
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("words", "text", "message"),
@@ -288,7 +378,9 @@ def test_a_script_is_led_to_a_loop_of_ours_in_five_steps(tmp_path: Path, documen
 
     assert len(told["steps"]) == 5
     arguments = [*changes(1).values()]
-    assert arguments[:3] == ['config.params["lr"]', "config.train.num_steps", "remove: hardware= decides"]
+    assert arguments[0] == 'config.params["lr"]'
+    assert arguments[1] == "config.train.num_steps, which counts steps: epochs * batches in an epoch"
+    assert arguments[2] == "remove: hardware= decides"
     assert {'dist.init_process_group("nccl")', 'rank = int(os.environ["RANK"])', "net = build().cuda()"} <= {
         *changes(2)
     }
@@ -336,7 +428,7 @@ def test_a_published_script_is_read_with_what_its_command_needs(tmp_path: Path, 
     )
     assert arguments["data"] == 'config.params["data"]'
     assert arguments["--wd"] == 'config.params["weight_decay"]'
-    assert ranks["os.getenv('WORLD_SIZE', '1')"] == "run.rank, run.world_size, run.is_rank_zero"
+    assert ranks["os.getenv('WORLD_SIZE', '1')"] == "run.world_size"
     assert (ranks["x.to('cuda')"], ranks["torch.device('cuda', local_rank)"]) == (".to(run.device)", "run.device")
     assert "torch.cuda.manual_seed_all(0)" in start
     assert end["SummaryWriter('out')"] == "remove: tracker=tensorboard"
@@ -349,8 +441,14 @@ def test_a_published_script_is_read_with_what_its_command_needs(tmp_path: Path, 
         ("from transformers import Trainer\nTrainer(model).train()\n", "Hugging Face's Trainer"),
         ("from accelerate import Accelerator\naccelerator = Accelerator()\n", "Accelerate"),
         ("import keras\nmodel.fit(x, y)\n", "Keras"),
+        ("from lightning.pytorch.cli import LightningCLI\nLightningCLI(Net)\n", "Lightning"),
+        ("from lightning.fabric import Fabric\nfabric = Fabric()\n", "Lightning Fabric"),
+        (
+            "from trl import SFTTrainer\nclass Own(SFTTrainer):\n    pass\nOwn(model).train()\n",
+            "Hugging Face's Trainer",
+        ),
         ("from transformers import AutoModel\nmodel = AutoModel.from_pretrained('a')\n", None),
-        ("from sklearn.svm import SVC\nSVC().fit(x, y)\n", None),
+        ("import torch\nfrom sklearn.metrics import f1_score\nloss.backward()\n", None),
     ],
 )
 def test_a_script_that_trains_with_a_library_stays_a_program(
@@ -358,8 +456,21 @@ def test_a_script_that_trains_with_a_library_stays_a_program(
 ) -> None:
     (tmp_path / "train.py").write_text(text)
     note = document("init", "--from", "train.py")["note"]
-    assert (note is None) == (library is None)
+    assert ("It trains with" in note) == (library is not None)
     assert library is None or note.startswith(f"It trains with {library}, which has ranks and checkpoints of its own")
+
+
+@pytest.mark.parametrize(
+    ("text", "library"),
+    [
+        ("import jax\nimport flax.linen as nn\nmain()\n", "JAX"),
+        ("from sklearn.svm import SVC\nSVC().fit(x, y)\n", "scikit-learn"),
+        ("import xgboost as xgb\nxgb.train({}, data)\n", "XGBoost"),
+    ],
+)
+def test_a_script_without_pytorch_stays_a_program(text: str, library: str, tmp_path: Path, document: Document) -> None:
+    (tmp_path / "train.py").write_text(text)
+    assert document("init", "--from", "train.py")["note"].startswith(f"It trains with {library}, without PyTorch: keep")
 
 
 def test_a_hydra_app_needs_no_change(tmp_path: Path, document: Document) -> None:

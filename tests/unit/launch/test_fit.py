@@ -17,6 +17,7 @@ from hpc_trainer.launch.freeze import freeze_grid
 from hpc_trainer.launch.grids import plan_grid
 from hpc_trainer.record.ledger import Kind, Spent, append_spent, spent_so_far
 from hpc_trainer.record.spec import RunSpec
+from hpc_trainer.record.states import RunState
 from hpc_trainer.slurm.queue import read_starts
 from tests.unit.launch.grids import submit
 from tests.unit.record.sweeps import SweepOnDisk
@@ -56,7 +57,7 @@ def _starts(fake: FakeSlurm, **after_s: float) -> dict[str, float]:
 
 def _measured(
     runs: Path, name: str, spec: RunSpec, *, step_s: float, start_s: float = 20.0, save_s: float | None = 4.0
-) -> None:
+) -> SweepOnDisk:
     """An earlier run of `spec` that did 100 steps."""
     sweep = SweepOnDisk(runs / name, [spec])
     sweep.submit()
@@ -68,6 +69,7 @@ def _measured(
     step_s -= 0.05 if spec.config["train"]["eval_every_steps"] == 20 else 0.0
     seconds = [("imports", start_s), ("step", 90 * step_s), ("data_wait", 10 * step_s), ("evaluation", 5.0)]
     append_spent(sweep.run(), 0, 100, spent_so_far(seconds, steps_done=100))
+    return sweep
 
 
 def _spec(*words: str) -> RunSpec:
@@ -130,9 +132,38 @@ def test_a_run_longer_than_the_limit_is_planned_in_attempts(runs: Path, fake_slu
     (only,) = fit.candidates
     # Of 3600 s: 120 s of warning, 60 s by which it may come early, 36 s to start, 24 s to save: 3360 s for 10,000 s.
     assert (only.segments, only.duration_s) == (3, pytest.approx(10_000 + 3 * 60))
-    assert "in 3 attempts of at most 60 min, whose 2 wait(s) in the queue are not counted" in fit.why
+    waits = "if each restart waits 0 s, as a job waits now, because no restart has been measured there"
+    assert f"in 3 attempts of at most 60 min, {waits}" in fit.why
     (short,) = _fit(runs, "hardware=gpu_x1", "hardware.time_limit_min=1", "sweep_name=new").candidates
     assert (short.end, "leaves no time between a start and a save" in str(short.note)) == (None, True)
+
+
+def test_waits_between_attempts_count_as_measured_else_as_a_job_waits_now(runs: Path, fake_slurm: FakeSlurm) -> None:
+    """Ten short attempts in a queue of hours end later than a long one, though they need the same time."""
+    _starts(fake_slurm, one=3600)
+    busy = _spec("hardware=gpu_x1", "hardware.partition=busy")
+    sweep = _measured(runs, "one", busy, step_s=10.0, start_s=36.0, save_s=24.0)
+    words = ("hardware=gpu_x1", "hardware.time_limit_min=60", "sweep_name=new")
+    (only,) = _fit(runs, *words, "hardware.partition=busy").candidates
+    assert only.waits_s == pytest.approx(2 * 3600, abs=10)
+    assert only.end == pytest.approx(time.time() + 3 * 3600 + 10_000 + 3 * 60, abs=10)
+
+    sweep.end(state=RunState.PREEMPTED, cause="timeout", step=100, action="requeue", age_s=600.0)
+    sweep.start(attempt=1)
+    fit = _fit(runs, *words, "hardware.partition=busy")
+    (only,) = fit.candidates
+    assert only.waits_s == pytest.approx(2 * 600, abs=10)
+    assert "if each restart waits 10 min, as earlier restarts did" in fit.why
+
+
+def test_a_queue_that_does_not_answer_is_told(runs: Path, fake_slurm: FakeSlurm) -> None:
+    silent = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+    (fake_slurm.bin / "sbatch").write_text(f"#!/bin/sh\necho '{silent}' >&2\nexit 1\n")
+    fit = _fit(runs, "hardware=gpu_x1")
+    (only,) = fit.candidates
+    assert (only.start, only.end, fit.why) == (None, None, "Slurm names a start for none of them.")
+    assert "sbatch --test-only did not answer" in str(only.note)
+    assert "Socket timed out" in str(only.note)
 
 
 def test_what_is_not_known_of_a_segment_is_said(runs: Path, fake_slurm: FakeSlurm) -> None:
