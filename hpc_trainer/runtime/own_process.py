@@ -4,7 +4,7 @@ Estimates run the user's model, task and metrics on torch's fake tensors, and th
 process: `copy.deepcopy` of a fake tensor, which torchmetrics calls for each state, copies the tensor's mode and in it
 torch's `StorageWeakRef`s. Each copy frees the same weak reference once more (torch 2.13), so a later allocation
 crashes, or overwrites. So neither a rank nor the command line runs estimates itself: `OwnProcess` asks, and the other
-end answers each question in a fork, whose death is an answer too.
+end answers each question in a fork, whose death is an answer too (docs/decisions/0087-estimates-in-a-process.md).
 """
 
 from __future__ import annotations
