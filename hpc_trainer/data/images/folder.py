@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -167,25 +168,44 @@ def _check_known(folder: Path, classes: list[str]) -> None:
 
 
 def _pictures_below(folder: Path, name: str) -> list[str]:
-    """Return the pictures of a class as paths below `folder`, sorted."""
+    """Return the pictures of a class as paths below `folder`, sorted; a link that leads in a circle is not followed."""
     names: list[str] = []
-    waiting = [name]
+    waiting: list[tuple[str, frozenset[str]]] = [(name, frozenset())]  # with the targets of links on the way
     while waiting:
-        part = waiting.pop()
+        part, followed = waiting.pop()
         try:
             with os.scandir(folder / part) as entries:
                 for entry in entries:
                     if entry.name.startswith("."):
                         continue
-                    if entry.name.rpartition(".")[2].lower() in EXTENSIONS and entry.is_file():
+                    if entry.name.rpartition(".")[2].lower() in EXTENSIONS and _is(entry.is_file):
                         names.append(f"{part}/{entry.name}")
-                    elif entry.is_dir():
-                        waiting.append(f"{part}/{entry.name}")
+                    elif _is(entry.is_dir) and (way := _way_into(entry, folder / part, followed)) is not None:
+                        waiting.append((f"{part}/{entry.name}", way))
         except FileNotFoundError:  # a class without a folder in the eval split
             continue
         except OSError as error:
             raise DataError(f"{folder / part} cannot be read: {error.strerror}. Fix: check its permissions.") from error
     return sorted(names)
+
+
+def _is(look: Callable[[], bool]) -> bool:
+    """Return what an entry's `is_file` or `is_dir` says; False for a link to itself."""
+    try:
+        return look()
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return False
+
+
+def _way_into(entry: os.DirEntry[str], place: Path, followed: frozenset[str]) -> frozenset[str] | None:
+    """Return the targets of the links on the way into a folder of `place`; None if the way leads in a circle."""
+    if not entry.is_symlink():
+        return followed
+    target = os.path.realpath(entry.path)
+    is_circle = target in followed or os.path.commonpath([target, os.path.realpath(place)]) == target
+    return None if is_circle else followed | {target}
 
 
 def _more(names: list[str]) -> str:

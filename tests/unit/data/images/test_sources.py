@@ -227,3 +227,22 @@ def test_classes_in_another_order_are_refused(packed):
 def test_the_index_stays_mapped(packed):
     assert isinstance(shards(packed).index.rows.base, np.memmap)
     assert read_index(packed / "train").rows.flags.writeable is False
+
+
+def test_links_that_lead_in_a_circle_are_not_followed(tmp_path):
+    """Each picture counted 40 times, and then came `Too many levels of symbolic links`."""
+    make_folder(tmp_path / "plain", train=2, eval=1)
+    make_folder(tmp_path / "linked", train=2, eval=1)
+    first, second = CLASSES[:2]
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "new.png").write_bytes(picture(1, 99))
+    (tmp_path / "more" / "back").symlink_to(tmp_path / "other")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "forth").symlink_to(tmp_path / "more")
+    (tmp_path / "linked" / "train" / first / "up").symlink_to(tmp_path / "linked" / "train")
+    (tmp_path / "linked" / "train" / first / "here").symlink_to(".")
+    (tmp_path / "linked" / "train" / first / "self.png").symlink_to("self.png")
+    (tmp_path / "linked" / "train" / second / "more").symlink_to(tmp_path / "more")
+    expected = relative(folder(tmp_path / "plain"), tmp_path / "plain")
+    found = relative(folder(tmp_path / "linked"), tmp_path / "linked")
+    assert sorted(found) == sorted([*expected, f"train/{second}/more/new.png"])
