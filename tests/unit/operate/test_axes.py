@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from pathlib import Path
 
@@ -60,6 +61,12 @@ def test_a_key_that_no_command_swept_is_an_axis_where_runs_differ() -> None:
     assert find_axes([first, second]) == {
         first.run_id: {"train.label_smoothing": "0"}, second.run_id: {"train.label_smoothing": "0.1"},
     }  # fmt: skip
+
+
+def test_runs_of_two_models_that_a_file_chose_differ_in_the_model_and_not_in_its_keys() -> None:
+    rows = find_axes([dataclasses.replace(_alone(f"model={name}"), overrides=()) for name in ("mlp", "cnn")])
+    assert [row["model"] for row in rows.values()] == ["mlp", "cnn"]
+    assert not any(key.startswith("model.") for row in rows.values() for key in row)
 
 
 def test_a_large_whole_number_is_shown_as_it_was_typed() -> None:

@@ -396,3 +396,10 @@ def test_what_a_parser_refuses_is_a_fault(path: Path) -> None:
     places = ("x.jsonl cannot", "x.jsonl cannot", "x.jsonl line 1 cannot")
     whys = (why, "it has no 'b'", why)
     assert faults == [f"{place} be read: {said}" for place, said in zip(places, whys, strict=True)]
+
+
+def test_lines_of_a_file_that_the_file_system_refuses_are_none_and_the_refusal_is_told(tmp_path: Path) -> None:
+    faults = Faults()
+    assert list(read_lines(tmp_path / ("x" * 300), faults)) == []
+    assert faults.refusal is not None
+    assert faults.refusal.errno == errno.ENAMETOOLONG

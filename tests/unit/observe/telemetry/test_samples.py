@@ -22,6 +22,7 @@ from hpc_trainer.observe.telemetry import (
     newest_samples,
     read_telemetry,
     read_warnings,
+    record_of,
     thin_out,
 )
 from hpc_trainer.record.files import append_texts
@@ -56,6 +57,11 @@ def test_every_field_comes_back(paths: RunPaths) -> None:
     wrote = dataclasses.replace(_sample(4), device=device, host=host)
     append_samples(paths, [wrote])
     assert read_telemetry(paths) == newest_samples(paths) == [wrote]
+
+
+def test_times_are_kept_to_the_millisecond() -> None:
+    record = record_of(dataclasses.replace(_sample(0), time=1.23456, elapsed_s=2.34567))
+    assert (record["time"], record["elapsed_s"]) == (1.235, 2.346)
 
 
 def test_columns_of_earlier_versions_are_passed_over(paths: RunPaths) -> None:
