@@ -1,7 +1,7 @@
 """Ways to start the ranks, on a real Slurm: torchrun on each node, a container without Slurm's commands, no variables.
 
-The container is Apptainer (testbed/apptainer.py). Where it cannot be fetched, a script takes the words of `apptainer
-exec`, and runs its command with a PATH that has none of Slurm's commands.
+The container is Apptainer (testbed/apptainer.py). Where it cannot be fetched, and on a Slurm in a chroot, a script takes
+the words of `apptainer exec`, and runs its command with a PATH that has none of Slurm's commands.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ exec "$@"
 
 
 @pytest.fixture
-def in_container(tmp_path: Path) -> list[str]:
+def in_container(tmp_path: Path, slurm: SlurmCluster) -> list[str]:
     """Overrides of a run in a container without Slurm's commands, whose job has no variables of the shell that submits.
 
     The container sees neither /tmp nor the home folder, only what is bound.
@@ -61,6 +61,8 @@ def in_container(tmp_path: Path) -> list[str]:
     image = tmp_path / "torch image"
     binds = make_image(image)
     try:
+        if slurm.spec.chrooted:
+            raise BedError("Apptainer refuses to run in a chroot")
         folder = ensure_apptainer()
     except BedError as error:
         warnings.warn(f"a script stands in for Apptainer: {error}", stacklevel=1)
