@@ -1,7 +1,7 @@
 """Ways to start the ranks, on a real Slurm: torchrun on each node, a container without Slurm's commands, no variables.
 
-The container is Apptainer (testbed/apptainer.py). Where it cannot be fetched, a script takes the words of `apptainer
-exec`, and runs its command with a PATH that has none of Slurm's commands.
+The container is Apptainer (testbed/apptainer.py). Where it cannot be fetched, and on a Slurm in a chroot, a script takes
+the words of `apptainer exec`, and runs its command with a PATH that has none of Slurm's commands.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import shutil
 import sys
 import time
 import venv
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,22 +51,29 @@ exec "$@"
 """
 
 
+def _container_program(tmp_path: Path, slurm: SlurmCluster) -> Path:
+    """Return the folder of the program `apptainer`: the real one, which refuses to run in a chroot, or the script."""
+    if not slurm.spec.chrooted:
+        try:
+            return ensure_apptainer()
+        except BedError as error:
+            print(f"a script stands in: {error}")
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    (folder / "apptainer").write_text(_APPTAINER)
+    (folder / "apptainer").chmod(0o755)
+    return folder
+
+
 @pytest.fixture
-def in_container(tmp_path: Path) -> list[str]:
+def in_container(tmp_path: Path, slurm: SlurmCluster) -> list[str]:
     """Overrides of a run in a container without Slurm's commands, whose job has no variables of the shell that submits.
 
     The container sees neither /tmp nor the home folder, only what is bound.
     """
     image = tmp_path / "torch image"
     binds = make_image(image)
-    try:
-        folder = ensure_apptainer()
-    except BedError as error:
-        warnings.warn(f"a script stands in for Apptainer: {error}", stacklevel=1)
-        folder = tmp_path / "programs"
-        folder.mkdir()
-        (folder / "apptainer").write_text(_APPTAINER)
-        (folder / "apptainer").chmod(0o755)
+    folder = _container_program(tmp_path, slurm)
     return [
         "cluster.environment.container=apptainer", f"cluster.environment.image='{image}'",
         f"cluster.environment.binds={json.dumps(binds)}", "cluster.environment.container_args=[--contain,--no-home]",
