@@ -1,7 +1,7 @@
 """Ways to start the ranks, on a real Slurm: torchrun on each node, a container without Slurm's commands, no variables.
 
-The container is Apptainer (testbed/apptainer.py). Where it cannot be fetched, and on a Slurm in a chroot, a script takes
-the words of `apptainer exec`, and runs its command with a PATH that has none of Slurm's commands.
+The container is Apptainer (testbed/apptainer.py). Where it cannot be fetched, and on a Slurm in a chroot, a script
+takes the words of `apptainer exec`, and runs its command with a PATH that has none of Slurm's commands.
 """
 
 from __future__ import annotations
