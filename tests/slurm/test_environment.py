@@ -44,8 +44,7 @@ _APPTAINER = """#!/bin/bash
 # apptainer exec OPTION... IMAGE COMMAND..., without Slurm
 [ "$1" = exec ] || exit 2; shift
 while [ "${1:0:2}" = -- ]; do [ "$1" != --bind ] || shift; shift; done
-echo "in $1: ${*:2:1}"; shift
-export PATH=/no/slurm/here APPTAINER_CONTAINER=$1
+export PATH=/no/slurm/here APPTAINER_CONTAINER=$1; shift
 unset SLURM_CONF
 exec "$@"
 """
