@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -44,6 +45,7 @@ def test_a_search_is_planned_and_submitted_as_on_the_command_line(runs_dir: Path
     plan = hpc_trainer.plan(*search)
     assert isinstance(plan, SearchPlan)
     assert (plan.problems, plan.num_to_submit, plan.drawn, plan.specs, plan.states) == ((), 6, 0, [], {})
+    assert dataclasses.replace(plan, drawn=2).num_to_submit == 4
     assert (plan.metric, plan.is_max, plan.space) == ("eval_loss", False, ("optim.lr from 0.0001 to 0.1 (linear)",))
     assert (plan.arrays[0].slots, plan.arrays[0].num_elements) == (2, 2)
     assert plan.gpu_hours_max == pytest.approx(6 * plan.hours_of_trial)

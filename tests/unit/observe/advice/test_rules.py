@@ -288,6 +288,8 @@ def test_saves_are_compared_with_the_write_speed_that_was_measured() -> None:
     held = {"weights": 1e8, "optimizer": 2e8, "gradients": 1e8}
     (found,) = _said("saves-wait", facts_of(words, spent=spent(save_stall=25.0), measured=LINKS, memory=held))
     assert "(25 s); 300 MB take 3 s to write here (hardware check gpu_x2 --run, 2026-11-20)" in found.line
+    (found,) = _said("saves-wait", facts_of(words, spent=spent(save_stall=25.0), measured=LINKS, memory={}))
+    assert "to write here" not in found.line
     no_disk = dataclasses.replace(LINKS, write_bytes_per_s=None)
     (found,) = _said("saves-wait", facts_of(words, spent=spent(save_stall=25.0), measured=no_disk, memory=held))
     assert "to write here" not in found.line
