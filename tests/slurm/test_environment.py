@@ -1,7 +1,7 @@
 """Ways to start the ranks, on a real Slurm: torchrun on each node, a container without Slurm's commands, no variables.
 
-The container is Apptainer (testbed/apptainer.py). Where it cannot be fetched, and on a Slurm in a chroot, a script
-takes the words of `apptainer exec`, and runs its command with a PATH that has none of Slurm's commands.
+The container is Apptainer (testbed/apptainer.py). Where it cannot be fetched or cannot start, and on a Slurm in a
+chroot, a script takes the words of `apptainer exec`, and runs its command with a PATH without Slurm's commands.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pytest
 
 from hpc_trainer.runtime.cores import cores_of
 from tests.slurm.driver import Driver
-from tests.slurm.testbed.apptainer import ensure_apptainer, make_image
+from tests.slurm.testbed.apptainer import check_container, ensure_apptainer, make_image
 from tests.slurm.testbed.cluster import SlurmCluster
 from tests.slurm.testbed.spec import BedError
 
@@ -50,11 +50,13 @@ exec "$@"
 """
 
 
-def _container_program(tmp_path: Path, slurm: SlurmCluster) -> Path:
+def _container_program(tmp_path: Path, slurm: SlurmCluster, image: Path, binds: list[str]) -> Path:
     """Return the folder of the program `apptainer`: the real one, which refuses to run in a chroot, or the script."""
     if not slurm.spec.chrooted:
         try:
-            return ensure_apptainer()
+            folder = ensure_apptainer()
+            check_container(folder / "apptainer", image, binds)
+            return folder
         except BedError as error:
             print(f"a script stands in: {error}")
     folder = tmp_path / "programs"
@@ -72,7 +74,7 @@ def in_container(tmp_path: Path, slurm: SlurmCluster) -> list[str]:
     """
     image = tmp_path / "torch image"
     binds = make_image(image)
-    folder = _container_program(tmp_path, slurm)
+    folder = _container_program(tmp_path, slurm, image, binds)
     return [
         "cluster.environment.container=apptainer", f"cluster.environment.image='{image}'",
         f"cluster.environment.binds={json.dumps(binds)}", "cluster.environment.container_args=[--contain,--no-home]",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from hpc_trainer.runtime.pace import DEADLINE
 from tests.slurm.scenarios.checks import References, check_completed, check_stays
 from tests.slurm.scenarios.scene import SAVED_EVERY, Scene
 from tests.slurm.scenarios.table import ONE, scenario
@@ -14,7 +15,9 @@ def _play(scene: Scene, references: References, minutes: int) -> None:
     # So slow that the limit comes first.
     scene.submit(f"hardware.time_limit_min={minutes}", pace_s=minutes * 60 / 400)
     end = scene.wait_for_end(0, timeout_s=60 * minutes + 30)
-    assert end["signal"] == "SIGUSR2", scene.story()
+    # Of one minute Slurm may warn as late as 15 s before the end. The run stops by itself 15 s, two steps and one and a
+    # half saves before it, if Slurm has not warned by then: it looks at jobs twice a minute.
+    assert end["signal"] in ("SIGUSR2", *([DEADLINE] if minutes == 1 else [])), scene.story()
     # The batch script does it if a busy machine keeps the controller from answering the rank in time.
     assert end["action"] in ("requeue", "requeue by the batch script"), scene.story()
     # Slurm may warn 30 s early, and four ranks start in 25 s on two busy cores: the next start gets more time.
@@ -26,7 +29,7 @@ def _play(scene: Scene, references: References, minutes: int) -> None:
 
 @scenario()
 def timed_out_after_a_minute(scene: Scene, references: References) -> None:
-    """SIGUSR2 before the end of one minute: saved, requeued, back."""
+    """SIGUSR2, or the run's own clock, before the end of one minute: saved, requeued, back."""
     _play(scene, references, 1)
 
 

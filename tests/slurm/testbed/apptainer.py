@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.slurm.testbed.chroot import debian_mirror
@@ -18,6 +19,7 @@ from tests.slurm.testbed.spec import BedError, cache_folder
 
 _PACKAGES = ("apptainer", "libc6", "libseccomp2", "libsqlite3-0")
 _KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
+_LONGEST_S = 60.0
 _APT = """Dir::Etc::sourcelist "{folder}/sources.list";
 Dir::Etc::sourceparts "-";
 Dir::State::lists "{folder}/lists";
@@ -47,8 +49,10 @@ def ensure_apptainer() -> Path:
 
 def _run(argv: list[str], folder: Path | None = None, **env: str) -> None:
     try:
-        subprocess.run(argv, cwd=folder, env={**os.environ, **env}, capture_output=True, text=True, check=True)
-    except OSError as error:
+        subprocess.run(
+            argv, cwd=folder, env={**os.environ, **env}, capture_output=True, text=True, check=True, timeout=_LONGEST_S
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
         raise BedError(f"no Apptainer: {error}") from error
     except subprocess.CalledProcessError as error:
         raise BedError(f"no Apptainer: {' '.join(argv)}: {error.stderr.strip()[-400:]}") from error
@@ -116,7 +120,29 @@ def make_image(image: Path) -> list[str]:
     inside = image / python.relative_to("/")
     inside.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy2(python, inside)
+    for link in _links(Path(sys.executable)):  # a virtual environment's may lead to /usr/bin/python3, another link
+        place = image / link.relative_to("/")
+        if not place.is_relative_to(image / Path(sys.prefix).relative_to("/")) and not place.exists():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.symlink_to(python)
     packages = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     prefixes = [prefix for prefix in (sys.prefix, sys.base_prefix) if prefix != "/usr"]
     folders = ["/usr/lib", *(path for path in ("/usr/lib64",) if Path(path).is_dir()), *prefixes, *packages]
     return [path for path in dict.fromkeys(folders) if Path(path).is_dir()]
+
+
+def _links(path: Path) -> Iterator[Path]:
+    """Yield each link on the way from a path to its file, the path itself included if it is one."""
+    while path.is_symlink():
+        yield path
+        path = path.parent / path.readlink()
+
+
+def check_container(program: Path, image: Path, binds: Sequence[str]) -> None:
+    """Raise if a container cannot start on this machine, where mounts may be forbidden.
+
+    Raises:
+        BedError: the message has what Apptainer printed.
+    """
+    words = [word for path in binds for word in ("--bind", path)]
+    _run([str(program), "exec", *words, "--contain", "--no-home", str(image), sys.executable, "-c", "pass"])
