@@ -449,16 +449,16 @@ _LATE = "allocation failure: Socket timed out on send/recv operation"
 
 
 @pytest.mark.parametrize(
-    ("error", "note", "problem", "is_kept"),
+    ("error", "note", "problem"),
     [
-        (_NO_ROOM, f"Slurm has no room for cpu_x1 now: {_NO_ROOM}", None, True),
-        (_DRAINED, f"Slurm cannot start cpu_x1 as the nodes are now: {_DRAINED}", None, True),
-        (_WRONG, None, f"Slurm would refuse hardware=cpu_x1: {_WRONG}", True),
-        (_LATE, f"sbatch --test-only did not answer: {_LATE}", None, False),
+        (_NO_ROOM, f"Slurm has no room for cpu_x1 now: {_NO_ROOM}", None),
+        (_DRAINED, f"Slurm cannot start cpu_x1 as the nodes are now: {_DRAINED}", None),
+        (_WRONG, None, f"Slurm would refuse hardware=cpu_x1: {_WRONG}"),
+        (_LATE, f"sbatch --test-only did not answer: {_LATE}", None),
     ],
 )
 def test_what_slurm_says_of_a_shape_is_a_note_or_a_problem_and_is_kept_with_the_shape(
-    folder: Path, fake_slurm: FakeSlurm, error: str, note: str | None, problem: str | None, is_kept: bool
+    folder: Path, fake_slurm: FakeSlurm, error: str, note: str | None, problem: str | None
 ) -> None:
     made = make_plan(folder, make_specs(2, *SLURM))
     plan = dataclasses.replace(made, notes=("an earlier note",))
@@ -467,7 +467,7 @@ def test_what_slurm_says_of_a_shape_is_a_note_or_a_problem_and_is_kept_with_the_
     asked = ask_slurm(plan)
     assert asked.notes == ("an earlier note", *filter(None, [note]))
     assert asked.problems == tuple(filter(None, [problem]))
-    assert asked.answers[shape] == (None, (note or problem) if is_kept else None)
+    assert asked.answers[shape] == (None, note or problem)
     assert asked.starts == (None,)
     assert len(fake_slurm.calls("test-only")) == 1
 

@@ -95,11 +95,12 @@ def test_a_sign_says_what_it_found_and_where() -> None:
     ],
 )
 def test_ranks_that_came_late_to_a_collective_are_named(last: dict[int, int], says: str) -> None:
-    (sign,) = (sign for sign in SIGNS if sign.finds is not None)
+    (sign,) = (sign for sign in SIGNS if sign.name == "nccl_timeout")
     assert sign.finds is not None
     lines = [
         f"[Rank {rank}] Timeout, last enqueued NCCL work: {work}, last completed: 3" for rank, work in last.items()
     ]
+    assert sign.finds is not None
     assert sign.finds(["step 3", *lines]) == says
 
 
