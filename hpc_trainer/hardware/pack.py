@@ -174,12 +174,19 @@ def _base_python(source: Path) -> Iterator[tuple[Path, str]]:
     """Yield the files by which the Python of a virtual environment runs alone: its binary and its standard library.
 
     Raises:
-        HpcTrainerError: its standard library is not below its prefix, so that a copy would not find it.
+        HpcTrainerError: its standard library is not below its prefix, so that a copy would not find it; or it is the
+            system's Python, which Debian changes to look for packages in dist-packages alone.
     """
     asked = "import json, os, sys; print(json.dumps([sys.base_prefix, os.path.realpath(sys.executable)]))"
     prefix, binary = map(
         Path, json.loads(_ask([str(source / "bin" / "python"), "-I", "-c", asked], "its Python failed"))
     )
+    if prefix == Path("/usr"):
+        raise HpcTrainerError(
+            "--with-python: this environment was made from the Python of the operating system (/usr), a copy of which "
+            "finds no packages elsewhere. Make the environment from another one, as with `uv venv --managed-python` or "
+            "conda, or leave --with-python out."
+        )
     version = next((path.name for path in (source / "lib").glob("python3.*")), "")
     library = prefix / "lib" / version
     if not (library / "os.py").is_file():

@@ -110,6 +110,10 @@ def test_an_environment_that_cannot_be_moved_is_refused_and_leaves_nothing(env: 
 
 @pytest.mark.long
 def test_with_its_python_nothing_comes_from_outside(made: Path, tmp_path: Path) -> None:
+    if sys.base_prefix == "/usr":
+        with pytest.raises(HpcTrainerError, match=r"made from the Python of the operating system \(/usr\)"):
+            pack_environment(made, tmp_path / "env.tar", with_python=True)
+        return
     packed = pack_environment(made, tmp_path / "env.tar", modules=("lab", "ssl", "ctypes"), with_python=True)
     assert packed.outside == ()
 
