@@ -94,18 +94,8 @@ def start_of(cluster: Mapping[str, Any], runs_dir: Path, *, has_gpus: bool) -> S
     if environment.container in _APPTAINER:
         binds = [word for bind in (str(runs_dir), *environment.binds) for word in ("--bind", bind)]
         gpus = [f"--{environment.gpus.value}"] if environment.gpus is not None and has_gpus else []
-        prefix = (
-            "bash",
-            "-c",
-            INSIDE,
-            "inside",
-            str(environment.container.value),
-            "exec",
-            *binds,
-            *gpus,
-            *options,
-            image,
-        )
+        program = str(environment.container.value)
+        prefix = ("bash", "-c", INSIDE, "inside", program, "exec", *binds, *gpus, *options, image)
     elif environment.container is Container.pyxis:
         mounts = ",".join(bind if ":" in bind else f"{bind}:{bind}" for bind in (str(runs_dir), *environment.binds))
         srun_args = (f"--container-image={image}", f"--container-mounts={mounts}", *options)

@@ -102,14 +102,14 @@ def _has_news(project: Project, sweep: SweepPaths) -> bool:
     return newest is None or not set(project.trust) <= {*newest.config.get("trust", ())}
 
 
-def _chosen_profiles(specs: Iterable[RunSpec]) -> list[str]:
-    """Return the hardware profiles that the user named, each once."""
+def _chosen_profiles(specs: Iterable[RunSpec]) -> Iterator[str]:
+    """Yield the hardware profiles that the user named, each once."""
     texts = dict.fromkeys(
         spec.axes.get("hardware") or next((word for word in spec.overrides if word.startswith("hardware=")), "")
         for spec in specs
     )
     named = [text.removeprefix("hardware=") for text in texts]
-    return list(dict.fromkeys(name for text in named for name in list_of("hardware", text) or [text] if name))
+    yield from dict.fromkeys(name for text in named for name in list_of("hardware", text) or [text] if name)
 
 
 def _freeze_grid(
@@ -132,7 +132,7 @@ def _freeze_grid(
                 if len(duplicates) < _DUPLICATES_KEPT:
                     duplicates.append((kept.axes, spec.axes))
         counts = dict(composer.counts + points.twins.counts)
-        twins = [composer.unread_twin("hardware", name) for name in _chosen_profiles(specs.values())]
+        twins = [*composer.unread_twins("hardware", _chosen_profiles(specs.values()))]
     num_excluded = expansion.num_excluded + points.num_excluded
     if points.problems:
         raise ConfigError("\n".join(points.problems))
@@ -153,7 +153,7 @@ def _freeze_grid(
         group_readable=first.paths.group_readable,
         budget=first.budget,
         num_excluded=num_excluded,
-        notes=(*points.notes, *filter(None, twins)),
+        notes=(*points.notes, *twins),
         duplicates=tuple(duplicates),
         compose_counts=counts,
         unsettled=points.unsettled,

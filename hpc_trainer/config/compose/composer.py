@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -287,14 +287,21 @@ class Composer:
             fix = f"Ask user {other.stat().st_uid}, who owns the second, to rename it."
         return f"{group}={name}: two files have this name, and the second would not be read: {first} and {other}. {fix}"
 
-    def unread_twin(self, group: str, name: str) -> str | None:
-        """Return a note on a file of the user's own folders that an earlier one of the same name hides, or None."""
-        files = [folder / group / f"{name}.yaml" for folder in self._config_dirs]
-        own = list(filter(os.path.isfile, files)) if len(files) > 1 else []
-        other = next((file for file in own[1:] if not _is_copy(file, own[0])), None)
-        if other is None:
-            return None
-        return f"{group}={name}: {own[0]} is read, and {other}, which has other values, is not. Rename one of them."
+    def unread_twins(self, group: str, names: Iterable[str]) -> Iterator[str]:
+        """Yield a note on each file of the user's own folders that an earlier one of the same name hides.
+
+        Args:
+            names: files of the group; not iterated over unless there are several folders.
+        """
+        for name in names if len(self._config_dirs) > 1 else ():
+            files = [folder / group / f"{name}.yaml" for folder in self._config_dirs]
+            own = list(filter(os.path.isfile, files))
+            other = next((file for file in own[1:] if not _is_copy(file, own[0])), None)
+            if other is not None:
+                yield (
+                    f"{group}={name}: {own[0]} is read, and {other}, which has other values, is not. "
+                    "Rename one of them."
+                )
 
     def _problem_in(self, override: Override, base: DictConfig, groups: Sequence[str]) -> str | None:
         key = override.key_or_group

@@ -296,7 +296,7 @@ def test_a_full_home_is_named(mounted: Callable[[str], Path], tmp_path: Path, mo
 def test_a_home_in_which_nothing_can_be_written_is_named(
     mounted: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As an NFS home is for root (root_squash), or a home that the site mounts read-only."""
+    """Plant a home directory like root's on NFS (root_squash), or like one that the site mounts read-only."""
     monkeypatch.setenv("HOME", str(mounted("ro,size=20g,mode=0755")))
     finding = the_only(folder(tmp_path / "runs"), "home", "Read-only file system", "HF_HOME")
     assert finding.status is Status.warning

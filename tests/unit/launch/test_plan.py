@@ -338,7 +338,7 @@ def test_a_site_that_charges_whole_nodes_is_told_of_before_slurm_is_asked() -> N
 
 
 def test_each_array_is_looked_at_for_whole_nodes_and_time_limits(tmp_path: Path) -> None:
-    """Of the first one there is nothing to say."""
+    """The first array, which is in another partition, gets no note."""
     words = ("hardware.partition=spare", "hardware.whole_node=true", "hardware.time_limit_min=60")
     specs = [
         *make_specs(1, *SLURM, "hardware.partition=other", "hardware.time_limit_min=60"),

@@ -280,7 +280,7 @@ def test_ranks_and_gpu_hours_of_a_shape() -> None:
 
 
 def test_the_limit_of_a_partitions_qos_counts_before_the_jobs_own() -> None:
-    """As a job of 22.05 that is too long waits for ever: QOSMaxWallDurationPerJobLimit."""
+    """Slurm 22.05 keeps a job that exceeds these limits pending for ever (QOSMaxWallDurationPerJobLimit)."""
     gpu = dataclasses.replace(GPU, qos="of_gpu")
     limits = dataclasses.replace(
         LIMITS,
