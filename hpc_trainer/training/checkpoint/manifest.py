@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -37,6 +36,7 @@ class Manifest:
 
     `sharded`: name -> {"shape": [..], "dtype": "F32", "pieces": [[rank, [offset, ..], [length, ..]], ..]}, the pieces
     in the ranks' shard files, under the same name.
+    `checksum`: the CRC-32 in the file that was read, in hexadecimal; two saves of one step differ in it.
     """
 
     step: int
@@ -47,6 +47,7 @@ class Manifest:
     replicated: Any
     per_rank: list[Any]
     sharded: dict[str, dict[str, Any]] = field(default_factory=dict)
+    checksum: str = field(default="", compare=False)
 
     def to_bytes(self) -> bytes:
         """Return one JSON object, whose last key is the CRC-32 of all bytes before it.
@@ -54,16 +55,14 @@ class Manifest:
         Raises:
             CheckpointError: `meta` is not JSON.
         """
+        values = asdict(self)
+        del values["checksum"]
         try:
-            text = json.dumps({"format": FORMAT, **asdict(self)}, allow_nan=False, separators=(",", ":"))
+            text = json.dumps({"format": FORMAT, **values}, allow_nan=False, separators=(",", ":"))
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"meta={self.meta!r} must be JSON with finite numbers: {error}.") from error
         body = text[:-1].encode()  # the closing brace comes after the checksum
         return body + manifest_tail(body)
-
-    def checksum(self) -> str:
-        """Return the CRC-32 of `to_bytes` in hexadecimal: two saves of one step differ in it."""
-        return f"{zlib.crc32(self.to_bytes()):08x}"
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
@@ -77,7 +76,6 @@ class Manifest:
         if data != body + manifest_tail(body):
             raise CorruptCheckpointError(f"{NAME} does not fit its own checksum: it is torn or its bytes changed.")
         values = json.loads(data)
-        del values["checksum"]
         version = values.pop("format")
         if version != FORMAT:
             raise CheckpointError(

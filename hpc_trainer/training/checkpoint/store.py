@@ -207,7 +207,7 @@ class CheckpointStore:
                     "path": path.name,
                     "world_size": manifest.world_size,
                     "meta": manifest.meta,
-                    "checksum": manifest.checksum(),
+                    "checksum": manifest.checksum,
                 }
         return None
 
@@ -260,7 +260,7 @@ class CheckpointStore:
 
     def _read_the_same_manifest(self, info: CheckpointInfo) -> Manifest:
         manifest = self._read_manifest(info.path)
-        if manifest.checksum() != info.checksum:
+        if manifest.checksum != info.checksum:
             raise CorruptCheckpointError(
                 f"{info.path} was replaced while it was read: another process saved step {info.step} again. Start this "
                 "process once more, and it reads the new one."
